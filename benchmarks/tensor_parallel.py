@@ -148,7 +148,7 @@ def kill(folder: Path, kills: int) -> dict[str, Any]:
             pending += 1
             _, left = psutil.wait_procs(everyone, GONE_S)
             orphans += sum(one.status() != psutil.STATUS_ZOMBIE for one in left)
-    shared_memory.sweep()
+    list(shared_memory.remove_leftovers(named=shared_memory.ENGINES))
     left_over = [
         one for one in os.listdir(shared_memory.SHARED) if one.startswith(f"antiphon-{os.getuid()}-")
     ]
@@ -183,7 +183,7 @@ def family(pid: int) -> list[psutil.Process]:
 
 def segments_of(pid: int) -> list[Path]:
     """Return the shared memory of the engine that a process is rank 0 of."""
-    return list(shared_memory.SHARED.glob(f"antiphon-{os.getuid()}-{pid}-*"))
+    return list(shared_memory.SHARED.glob(f"antiphon-{os.getuid()}-*-{pid}-*"))
 
 
 def wait_for(holds: Any, what: str) -> None:

@@ -26,8 +26,9 @@ def doctor(*, gpu: bool = False, out: Path | None = None, fix: bool = False, as_
     if out is not None and not (gpu and out.parent.is_dir()):
         so = f"make the folder {out.parent} first" if gpu else "give --gpu too"
         raise ConfigError(f"--out {out} is to keep what --gpu finds; {so}")
-    from antiphon.runs.doctor import examine, remove_leftovers
+    from antiphon.runs.doctor import examine
     from antiphon.runs.gpu.conformance import conform, write_record
+    from antiphon.system.shared_memory import remove_leftovers
 
     removed = list(remove_leftovers()) if fix else []
     findings = examine(home_directory())

@@ -128,7 +128,7 @@ def memory_lines(made: MemoryPlan, parameters: int, gpus: bool, there: float | N
     for name, number, parts in (("rank", made.ranks, made.rank), ("engine", made.engines, made.engine)):
         uses = ", ".join(f"{use} {size / 1e9:,.2f}" for use, size in parts.items() if size)
         found.append(f"{f'each {name}, of {number}':18s} {sum(parts.values()) / 1e9:,.2f} GB: {uses}")
-    place = "the first GPU" if gpus else "this machine"
+    place = "the fullest GPU" if gpus else "this machine"
     has = "" if there is None else f" of {there / 1e9:,.1f}"
     sent = f", {made.transfer / 1e9:,.3f} to a worker" if made.transfer < made.snapshot else ""
     return [

@@ -1,15 +1,14 @@
 """Doctor: whether this machine can hold a run, one finding for each thing that a run needs of it.
 
-Nothing is started, and nothing is changed but by `remove_leftovers`. What only matters to some runs is said
+Nothing is started or changed. What only matters to some runs is said
 and fails nothing.
 """
 
-import contextlib
 import ctypes
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import requires, version
 from pathlib import Path
@@ -17,11 +16,11 @@ from pathlib import Path
 from antiphon.core.errors import AntiphonError
 from antiphon.cpu.compiler import why_not_compiling
 from antiphon.runs.preflight import check_shared_memory
-from antiphon.system.clock import wall_clock
 from antiphon.system.free_space import free_bytes
 from antiphon.system.memory import host_bytes
 from antiphon.system.ports import free_ports, is_free
 from antiphon.system.sandbox import check_sandbox
+from antiphon.system.shared_memory import SHARED, leftovers
 
 MEMORY_BYTES, DISK_BYTES = 4 << 30, 5 << 30
 """What the smallest run, the demo, takes: two engines and a learner, and its records."""
@@ -29,11 +28,6 @@ PORTS = 16
 """Of loopback, that services of a run and their pages listen on."""
 DRIVER = {12: 525, 13: 580}
 """CUDA's major version -> the oldest major version of NVIDIA's driver that runs it (CUDA's release notes)."""
-SEGMENT = re.compile(r"psm_.+|sem\.mp-.+|.+-cpushm|torch_(\d+)_.+|__KMP_REGISTERED_LIB_(\d+)_.+")
-"""Shared memory that a run's processes make, in multiprocessing, vLLM, torch and its threads. Where the name
-has its maker's process id, it is a group."""
-SETTLED_S = 60.0
-"""A younger file without that id may wait, closed, for the process that its maker hands it to."""
 _TIME_ERROR = 5
 
 
@@ -51,7 +45,7 @@ class Finding:
 
 
 def examine(
-    home: Path, shared: Path = Path("/dev/shm"), driver: Path = Path("/proc/driver/nvidia/version")
+    home: Path, shared: Path = SHARED, driver: Path = Path("/proc/driver/nvidia/version")
 ) -> list[Finding]:
     """Return what there is of everything that a run needs of this machine.
 
@@ -115,45 +109,6 @@ def _shared_memory(folder: Path) -> Finding:
         return Finding("shared memory", said, ok=False, needed=False, figures=figures)
     free = free_bytes(folder) if folder.is_dir() else 0
     return Finding("shared memory", f"{free / 1e9:.1f} GB free, nothing left over", figures=figures)
-
-
-def leftovers(folder: Path, processes: Path = Path("/proc")) -> Iterator[Path]:
-    """Yield this user's files of shared memory that no process of theirs has mapped or open, by name."""
-    used: set[str] = set()
-    for process in processes.iterdir() if folder.is_dir() else ():
-        if not process.name.isdecimal():
-            continue
-        try:
-            if process.stat().st_uid != os.getuid():
-                continue
-            text = (process / "maps").read_text(errors="replace")
-            used |= {line.split(maxsplit=5)[5] for line in text.splitlines() if str(folder) in line}
-            for one in (process / "fd").iterdir():
-                with contextlib.suppress(FileNotFoundError):  # it has closed that one just now
-                    used.add(os.readlink(one))
-        except OSError:  # it has just ended
-            continue
-    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        with contextlib.suppress(FileNotFoundError):  # whose process removed it just now
-            if path.is_file() and path.stat().st_uid == os.getuid() and str(path) not in used:
-                yield path
-
-
-def remove_leftovers(folder: Path = Path("/dev/shm"), processes: Path = Path("/proc")) -> Iterator[Path]:
-    """Remove the `leftovers` of runs whose maker is gone, and yield each.
-
-    Their names are as `SEGMENT` says. The process of which a name has the id does not exist; a file without
-    one, which nothing has mapped or open, is older than `SETTLED_S`.
-    """
-    now = wall_clock()
-    for path in leftovers(folder, processes):
-        named = SEGMENT.fullmatch(path.name)
-        with contextlib.suppress(FileNotFoundError):  # its maker's resource tracker was quicker
-            maker = named and (named[1] or named[2])
-            gone = not (processes / maker).exists() if maker else now - path.stat().st_mtime > SETTLED_S
-            if named and gone:
-                path.unlink()
-                yield path
 
 
 def _compiler() -> Finding:

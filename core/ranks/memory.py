@@ -140,9 +140,10 @@ def used_by_rank(
 
 
 def held_by_engine(tensors: Tensors, config: RunConfig) -> dict[str, float]:
-    """Return the bytes that one engine holds: its weights and the cache that it is given."""
-    width = 2 if config.model.dtype == "bfloat16" else 4
-    return {"weights": float(width * count(tensors)), "cache": float(config.rollout.kv_cache_mib << 20)}
+    """Return the bytes that each process of an engine holds: its part of the weights, and its cache."""
+    width, parts = 2 if config.model.dtype == "bfloat16" else 4, config.rollout.tensor_parallel
+    cache = float(config.rollout.kv_cache_mib << 20)
+    return {"weights": float(width * count(tensors) / parts), "cache": cache}
 
 
 def used_by_engine(shape: ModelShape, config: RunConfig) -> dict[str, float]:
@@ -168,7 +169,9 @@ class MemoryPlan:
     engine: dict[str, float]
     ranks: int
     engines: int
-    """On this machine."""
+    """Processes of engines on this machine."""
+    apart: bool
+    """Each process has a GPU of its own: one of learner and engines takes several (`core.devices`)."""
     snapshot: float
     """Of one version on the disk."""
     transfer: float
@@ -178,11 +181,12 @@ class MemoryPlan:
     def fullest(self, gpus: bool) -> float:
         """Return the bytes of the fullest place.
 
-        That is the first of several GPUs, where each rank has its own and engines share the first; else the
-        machine, which has all.
+        That is the GPU of one process, or the only one, which all share; else the machine, which has all.
         """
-        ranks = 1 if gpus else self.ranks
-        return ranks * sum(self.rank.values()) + self.engines * sum(self.engine.values())
+        rank, engine = sum(self.rank.values()), sum(self.engine.values())
+        if gpus and self.apart:
+            return max(rank, engine if self.engines else 0.0)
+        return self.ranks * rank + self.engines * engine
 
 
 def plan_memory(config: RunConfig, tensors: Tensors, shape: ModelShape | None) -> MemoryPlan:
@@ -212,7 +216,8 @@ def plan_memory(config: RunConfig, tensors: Tensors, shape: ModelShape | None) -
         rank,
         engine,
         learner.ranks,
-        config.rollout.workers,
+        config.rollout.workers * config.rollout.tensor_parallel,
+        max(learner.ranks, config.rollout.tensor_parallel) > 1,
         published * count({**tensors, **(adapter or {})}),
         published * (trained if learner.lora.rank else count(tensors)),
         float(width * trained),

@@ -49,7 +49,7 @@ def open_scorer(config: RunConfig) -> Scorer:
     model = load_causal_model(config.reference.model or config.model.path, dtype, False)
     model.requires_grad_(False)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return ScorerService(model.to(device), config.sampling.temperature)
+    return ScorerService(model.to(device), config.sampling.temperature, config.model.head == "float32")
 
 
 async def serve_scorer(

@@ -23,9 +23,12 @@ LOGITS_AT_ONCE = 1 << 24
 class ScorerService(Scorer):
     """One causal model; it scores the completions of one prompt at a time."""
 
-    def __init__(self, model: Any, temperature: float) -> None:
-        """Serve a Hugging Face causal model; `temperature` divides its logits, and 0 counts as 1."""
-        self._model, self._temperature = model, temperature or 1.0
+    def __init__(self, model: Any, temperature: float, float32_head: bool = False) -> None:
+        """Serve a Hugging Face causal model; `temperature` divides its logits, and 0 counts as 1.
+
+        `float32_head` is as of `completion_logits`.
+        """
+        self._model, self._temperature, self._float32_head = model, temperature or 1.0, float32_head
         # A call that nobody waits for any more goes on in its thread, and no other begins beside it.
         self._one = ThreadPoolExecutor(1)
 
@@ -46,7 +49,9 @@ class ScorerService(Scorer):
         found = [np.zeros(one.size, dtype=np.float32) for one in completions]
         rows = [(prompt, one) for one in completions]
         wanted = [np.arange(one.size) for one in completions]
-        for line, places, logits in completion_logits(self._model, rows, wanted, LOGITS_AT_ONCE):
+        for line, places, logits in completion_logits(
+            self._model, rows, wanted, LOGITS_AT_ONCE, self._float32_head
+        ):
             taken = torch.from_numpy(completions[line][places].astype(np.int64)).to(logits.device)
             scaled = logits.float() / self._temperature
             logprobs = scaled.log_softmax(1).gather(1, taken[:, None])[:, 0]

@@ -124,7 +124,7 @@ def test_memory_is_told_and_refused_before_anything_starts(capsys: pytest.Captur
     ranked += ["learner.gradient_checkpointing=true"]
     assert execute(["plan", path, "--memory", "--gpu", "H100", *ranked]) == 0
     said = capsys.readouterr().out
-    assert "8.191 billion" in said and "each rank, of 8" in said and "the first GPU" in said
+    assert "8.191 billion" in said and "each rank, of 8" in said and "the fullest GPU" in said
     assert execute(["plan", path, "--memory", "--gpu", "H100", "--json"]) == 3
     found = capsys.readouterr()
     assert json.loads(found.out)["needed_bytes"] > 80e9

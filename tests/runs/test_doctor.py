@@ -14,8 +14,10 @@ import pytest
 from antiphon.cli.doctor import doctor as verb
 from antiphon.core.errors import ConfigError
 from antiphon.runs import doctor
-from antiphon.runs.doctor import Finding, examine, leftovers, remove_leftovers
+from antiphon.runs.doctor import Finding, examine
 from antiphon.runs.gpu.checks import CHECKS
+from antiphon.system import shared_memory
+from antiphon.system.shared_memory import leftovers, remove_leftovers
 
 
 def finding(name: str, home: Path, **places: Path) -> Finding:
@@ -64,51 +66,10 @@ def test_a_segment_is_left_over_once_no_process_has_it() -> None:
     assert own not in set(leftovers(Path("/dev/shm")))
 
 
-def test_only_segments_of_runs_whose_maker_is_gone_are_removed(tmp_path: Path) -> None:
-    shared, gone = tmp_path / "shm", subprocess.Popen(["true"])
-    gone.wait()
-    shared.mkdir()
-    own, now = os.getpid(), doctor.wall_clock()
-    removed = {
-        "psm_1a2b",
-        "sem.mp-x",
-        "a1-b2-cpushm",
-        f"torch_{gone.pid}_7_0",
-        f"__KMP_REGISTERED_LIB_{gone.pid}_0",
-    }
-    kept = {
-        f"torch_{own}_7_0",
-        f"__KMP_REGISTERED_LIB_{own}_0",
-        "notes.txt",
-        "psm_young",
-        "psm_open",
-        "torch_x_1",
-    }
-    for name in removed | kept:
-        (shared / name).write_bytes(b"x")
-        os.utime(shared / name, (now, now if name == "psm_young" else now - 2 * doctor.SETTLED_S))
-    with (shared / "psm_open").open("rb"):
-        assert {path.name for path in remove_leftovers(shared)} == removed
-    assert {path.name for path in shared.iterdir()} == kept
-
-
-def test_what_a_maker_has_mapped_stays_until_it_is_killed(tmp_path: Path) -> None:
-    file = tmp_path / "psm_1a2b"
-    file.write_bytes(bytes(4096))
-    code = f"import mmap; f = open({str(file)!r}, 'r+b'); m = mmap.mmap(f.fileno(), 0); "
-    code += "print(flush=True); input()"
-    with subprocess.Popen([sys.executable, "-P", "-c", code], stdin=-1, stdout=-1) as maker:
-        assert maker.stdout is not None and maker.stdout.readline()
-        os.utime(file, (0, 0))
-        assert not list(remove_leftovers(tmp_path))
-        maker.kill()
-    assert list(remove_leftovers(tmp_path)) == [file] and not file.exists()
-
-
 def test_the_option_that_removes_says_what(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(doctor, "remove_leftovers", partial(remove_leftovers, tmp_path))
+    monkeypatch.setattr(shared_memory, "remove_leftovers", partial(remove_leftovers, tmp_path))
     file = tmp_path / "psm_1a2b"
     for options in ({"as_json": True}, {"as_json": True, "fix": True}, {"fix": True}):
         file.touch()

@@ -190,7 +190,9 @@ class ShardedEngine(VllmEngine):
     def _advance(self) -> Any:
         self._pass_on(Order.STEP, *self._schedule())
         self._steps += 1
-        return super()._advance()
+        # Where one rank alone fails, the others wait inside the step, and no order would reach them.
+        with self._ranks.running():
+            return super()._advance()
 
     def _schedule(self) -> tuple[int, ...]:
         """Return requests in flight, rows and accepted drafts of the last step, and two numbers of a digest.
@@ -261,7 +263,7 @@ def start_sharded(settings: EngineSettings, config: RunConfig) -> ShardedEngine:
             f"rollout.tensor_parallel={world} needs a process that was started with {SAME_ORDER}, since all "
             "ranks must take sets in one order; start it with `child_environment`"
         )
-    shared_memory.sweep()
+    list(shared_memory.remove_leftovers(named=shared_memory.ENGINES))
     os.environ[SHARED_NAME] = shared_memory.new_name()
     followers = Followers(world, "engine")
     (followers.folder / "config.yaml").write_text(dump_config(config))

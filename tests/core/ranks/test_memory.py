@@ -181,7 +181,18 @@ def test_of_one_machine_all_ranks_and_engines_take_their_part() -> None:
     made = plan_memory(config, SMALL.tensors(), SMALL)
     rank, engine = sum(made.rank.values()), sum(made.engine.values())
     assert made.fullest(gpus=False) == 2 * rank + 3 * engine
-    assert made.fullest(gpus=True) == rank + 3 * engine
+    assert made.fullest(gpus=True) == max(rank, engine)  # `assign_devices` lets nobody share then
     certain = plan_memory(config, SMALL.tensors(), None)
     assert certain.fullest(gpus=False) < made.fullest(gpus=False)
     check_memory(config, SMALL.tensors(), None, certain.fullest(gpus=False), gpus=False)
+
+
+def test_of_an_engine_of_several_processes_each_holds_its_part_of_the_weights() -> None:
+    rollout = {"workers": 3, "tensor_parallel": 4}
+    whole = plan_memory(build_config({"rollout": {"workers": 3}}), SMALL.tensors(), SMALL)
+    parts = plan_memory(build_config({"rollout": rollout}), SMALL.tensors(), SMALL)
+    assert parts.engine == {**whole.engine, "weights": whole.engine["weights"] / 4}
+    rank, whole_engine, part = (sum(x.values()) for x in (parts.rank, whole.engine, parts.engine))
+    assert whole.fullest(gpus=True) == rank + 3 * whole_engine  # one GPU may be all there is
+    assert parts.fullest(gpus=True) == max(rank, part)
+    assert parts.fullest(gpus=False) == rank + 12 * part

@@ -46,6 +46,24 @@ with engine.rehearsal():
         engine.step()
 print("went on")
 """
+FAILING = """
+import sys
+from pathlib import Path
+from antiphon.benchmarks.parts.tensor_parallel.program import requests_of
+from antiphon.core.config import load_config
+from antiphon.services.rollout.process import start_engine
+def full():
+    raise RuntimeError("out of memory")
+engine = start_engine(load_config(Path(sys.argv[1])))
+with engine.rehearsal():
+    engine.add(requests_of("known"))
+    engine.step()
+    engine._core.step_fn = full  # the other rank's is as it was, and waits for this one
+    try:
+        engine.step()
+    finally:
+        engine.close()
+"""
 
 tokens = st.lists(st.integers(0, 151_935), max_size=6).map(tuple)
 histories = st.builds(
@@ -142,9 +160,18 @@ class TestTwoProcesses:
         expected = {"kills": 2, "starts": 2, "orphans": 0, "segments_left": 0}
         assert kill(tmp_path, 2) == expected
 
-    def test_a_rank_that_plans_otherwise_ends_the_worker_in_one_sentence(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(
+        ("program", "sentence"),
+        [
+            (ASTRAY, "rank 1 of the engine cannot go on at step 1: its schedule is (24"),
+            (FAILING, "rank 0 of the engine: out of memory"),
+        ],
+    )
+    def test_a_rank_that_plans_otherwise_or_fails_ends_the_worker_in_one_sentence(
+        self, tmp_path: Path, program: str, sentence: str
+    ) -> None:
         (tmp_path / "config.yaml").write_text(dump_config(build_config(CONFIG)))
-        command = [sys.executable, "-P", "-W", "ignore", "-c", ASTRAY, str(tmp_path / "config.yaml")]
+        command = [sys.executable, "-P", "-W", "ignore", "-c", program, str(tmp_path / "config.yaml")]
         done = subprocess.run(command, env=child_environment(1), capture_output=True, text=True, timeout=240)
         assert done.returncode == 75 and "went on" not in done.stdout
-        assert "rank 1 of the engine cannot go on at step 1: its schedule is (24" in done.stderr
+        assert sentence in done.stderr

@@ -19,8 +19,9 @@ from antiphon.models.codec import check_reference as check_vocabulary
 from antiphon.net.rpc.serving import start_server, stop_server
 from antiphon.net.wire import group_rewards_from_proto, group_rewards_to_proto
 from antiphon.protos import records_pb2
+from antiphon.services.learner.policy import load_causal_model
 from antiphon.services.reward.reference import ScorerClient
-from antiphon.services.scorer.server import register_scorer
+from antiphon.services.scorer.server import open_scorer, register_scorer
 from antiphon.services.scorer.service import ScorerService
 from tests.support.small_policy import make_model
 
@@ -83,6 +84,20 @@ def test_what_nobody_waits_for_any_more_does_not_run_beside_the_next() -> None:
         assert found.shape == (2,) and most == [1]
 
     asyncio.run(story())
+
+
+def test_a_float32_head_of_the_run_is_the_reference_models_too() -> None:
+    tree = {"model": {"path": str(MODEL), "dtype": "bfloat16", "head": "float32"}, "reference": {"kl": 0.1}}
+    service = open_scorer(build_config(tree))
+    assert isinstance(service, ScorerService)
+    tokens = np.arange(4, 40, dtype=np.int32)
+    (found,) = asyncio.run(service.score(tokens[:2], [tokens[2:]]))
+    model = load_causal_model(str(MODEL), torch.bfloat16, False)
+    with torch.no_grad():
+        states = model.get_decoder()(torch.from_numpy(tokens.astype(np.int64))[None]).last_hidden_state[0]
+        logits = states.float() @ model.get_output_embeddings().weight.float().T
+    wanted = logits.log_softmax(1)[torch.arange(1, len(tokens) - 1), torch.from_numpy(tokens[2:]).long()]
+    np.testing.assert_allclose(found, wanted.numpy(), atol=1e-5)
 
 
 def test_rewards_with_a_reference_come_back_and_those_without_are_as_before() -> None:
