@@ -26,11 +26,12 @@ TAUGHT = (
     "learner.learning_rate=8e-4",
     "learner.gradient_clip=0.03",
 )
-"""Of the student. It compares no answers of a prompt, so a step's 256 rows come from as many prompts as they
-can. Adam divides by the size of the gradient, so the weight alone decides nothing. By trial, shares of a
-teacher of 60 steps (standard error 0.01 to 0.02): 32 prompts with 5 steps of warm-up 0.93; 128 prompts 0.94 to
-0.95; with the gradient clipped at 0.1 twice 0.96, at 0.03 0.97; a rate of 1.1e-3 0.95; more momentum 0.92; two
-updates a step 0.94; S=2, where such a step is too large for what is two versions old, below 0.5."""
+"""Of the student. It compares no answers of a prompt, so a step's 256 rows come from as many prompts as
+they can. Adam divides by the size of the gradient, so the weight alone decides nothing. By trial, shares of
+a teacher of 60 steps (standard error 0.01 to 0.02): 32 prompts with 5 steps of warm-up 0.93; 128 prompts
+0.94 to 0.95; with the gradient clipped at 0.1 twice 0.96, at 0.03 0.97; a rate of 1.1e-3 0.95; more
+momentum 0.92; two updates a step 0.94; S=2, where such a step is too large for what is two versions old,
+below 0.5."""
 
 
 def distil(steps: int, overrides: Sequence[str] = ()) -> dict[str, float]:

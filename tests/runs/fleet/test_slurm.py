@@ -99,7 +99,14 @@ def test_a_preempted_worker_is_told_and_waits_in_the_queue_again(site: FleetSite
         one = site.launcher()
         await one.start(site.site.order("spot-0"))
         await until(one, "spot-0", InstanceState.UP)
-        words = ["sbatch", "--parsable", "--partition=high", "--exclusive", "--wrap=sleep 600"]
+        words = [
+            "sbatch",
+            "--parsable",
+            "--partition=high",
+            "--exclusive",
+            "--output=/dev/null",
+            "--wrap=sleep 600",
+        ]
         other = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
         again = await until(one, "spot-0", InstanceState.PENDING)
         assert again is not None and not site.processes
