@@ -682,6 +682,9 @@ def _start_core(settings: EngineSettings) -> Any:
         name_shared_memory(os.environ[SHARED_NAME])
     repack_experts()
     if current_platform.is_cpu():
+        if settings.eager and settings.tensor_parallel > 1:
+            # vLLM marks the look-up in a part of the embedding to be compiled, which needs a compiler.
+            torch.compiler.set_stance("force_eager")
         attend_by_token()
         if settings.eager:
             use_cpu_kernels()

@@ -84,8 +84,9 @@ def test_one_that_ignores_its_end_is_killed_and_one_in_the_queue_leaves_it(site:
         async with asyncio.timeout(30.0):
             while len(site.called) < 2:
                 await asyncio.sleep(0.05)
-        waiting = await until(one, "spot-2", InstanceState.PENDING)  # of two cores none is free
-        assert waiting is not None and waiting.reason
+        async with asyncio.timeout(30.0):  # of two cores none is free; Slurm says so a look later
+            while not ((waiting := await until(one, "spot-2", InstanceState.PENDING)) and waiting.reason):
+                await asyncio.sleep(0.1)
         await asyncio.gather(*(one.stop(f"spot-{number}", 1.0) for number in range(3)))
         for number in range(3):
             await until(one, f"spot-{number}")
