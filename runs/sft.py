@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 LOG, MODEL = "steps.jsonl", "model"
 _log = structlog.get_logger(__name__)
+AWAY_S = 60.0
+"""Pause after MLflow did not answer until it is asked again, seconds; at the end it is asked in any case."""
 SFT_TIMES = 10.0
 """A learning rate that nobody set is this often that of a run, whose updates are noisier."""
 
@@ -254,9 +256,12 @@ class _Curves:
         self._plan, self._home = plan, home
         self._tracked: TrackedRun | None = None
         self._waiting = [(line, wall_clock()) for line in lines]
+        self._not_before = 0.0
 
     def draw(self, lines: Sequence[Line] = (), ended: bool = False) -> None:
         self._waiting += [(line, wall_clock()) for line in lines]
+        if wall_clock() < self._not_before and not ended:
+            return
         try:
             tracked = self._tracked = self._tracked or self._open()
             with explained(tracked.uri):
@@ -268,6 +273,7 @@ class _Curves:
                 if ended:
                     tracked.client.set_terminated(tracked.run_id)
         except AntiphonError as error:
+            self._not_before = wall_clock() + AWAY_S  # a server that hangs holds up few steps
             _log.warning("curves.wait", steps=len(self._waiting), reason=str(error))
 
     def _open(self) -> TrackedRun:

@@ -164,8 +164,27 @@ def test_curves_wait_for_an_mlflow_that_does_not_answer(
         log(self, step, metrics, at)
 
     monkeypatch.setattr(TrackedRun, "log_summary", failing)
+    monkeypatch.setattr("antiphon.runs.sft.AWAY_S", 0.0)
     lines = train(plan, tmp_path, lambda line: None)
     assert calls[:4] == [1, 1, 1, 1] and len(lines) == 6
+    assert drawn_losses(plan) == [(line["step"], line["loss"]) for line in lines]
+
+
+def test_an_mlflow_that_is_away_is_asked_again_after_a_pause_and_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, log, calls = plan_of(tmp_path), TrackedRun.log_summary, []
+
+    def failing(self: TrackedRun, step: int, metrics: dict[str, float], at: float) -> None:
+        calls.append(step)
+        if len(calls) == 1:
+            raise OSError("no route to host")
+        log(self, step, metrics, at)
+
+    monkeypatch.setattr(TrackedRun, "log_summary", failing)
+    monkeypatch.setattr("antiphon.runs.sft.AWAY_S", 1e9)
+    lines = train(plan, tmp_path, lambda line: None)
+    assert calls == [1, 1, 2, 3, 4, 5, 6]  # all of the second look are at the end
     assert drawn_losses(plan) == [(line["step"], line["loss"]) for line in lines]
 
 
