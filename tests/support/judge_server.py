@@ -4,7 +4,7 @@ import asyncio
 import json
 import re
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
@@ -95,23 +95,30 @@ async def judging(*script: str | dict[str, Any]) -> AsyncIterator[JudgeServer]:
 
 
 @contextmanager
+def apart(serve: Callable[[asyncio.Event, threading.Event], Coroutine[Any, Any, None]]) -> Iterator[None]:
+    """Run a server in a thread: `serve` sets the second event when it listens, and ends after the first."""
+    ready, loop, over = threading.Event(), asyncio.new_event_loop(), asyncio.Event()
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(over, ready),))
+    thread.start()
+    try:
+        assert ready.wait(30.0)
+        yield
+    finally:
+        loop.call_soon_threadsafe(over.set)
+        thread.join(30.0)
+        loop.close()
+
+
+@contextmanager
 def judging_apart(*script: str | dict[str, Any]) -> Iterator[JudgeServer]:
     """Serve in a thread, for programs that run meanwhile."""
-    server, ready, loop = JudgeServer(*script), threading.Event(), asyncio.new_event_loop()
-    over = asyncio.Event()
+    server = JudgeServer(*script)
 
-    async def serve() -> None:
+    async def serve(over: asyncio.Event, ready: threading.Event) -> None:
         runner = await server._serve()
         ready.set()
         await over.wait()
         await runner.cleanup()
 
-    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
-    thread.start()
-    try:
-        assert ready.wait(30.0)
+    with apart(serve):
         yield server
-    finally:
-        loop.call_soon_threadsafe(over.set)
-        thread.join(30.0)
-        loop.close()

@@ -13,6 +13,7 @@ from aiohttp import web
 from transformers import AutoModelForCausalLM
 
 from antiphon.models.codec import TextCodec
+from tests.support.judge_server import apart
 
 
 class LogprobServer:
@@ -93,14 +94,6 @@ class LogprobServer:
 @contextmanager
 def logprobs_of(model: Path, *script: str) -> Iterator[LogprobServer]:
     """Serve a model's folder in a thread."""
-    server, ready, loop = LogprobServer(model, *script), threading.Event(), asyncio.new_event_loop()
-    over = asyncio.Event()
-    thread = threading.Thread(target=loop.run_until_complete, args=(server.serve(over, ready),))
-    thread.start()
-    try:
-        assert ready.wait(30.0)
+    server = LogprobServer(model, *script)
+    with apart(server.serve):
         yield server
-    finally:
-        loop.call_soon_threadsafe(over.set)
-        thread.join(30.0)
-        loop.close()
