@@ -69,7 +69,7 @@ from antiphon.services.stages import LoopStages
 from antiphon.system.cpu_time import FamilyTimes
 from antiphon.system.files import write_atomically
 from antiphon.system.logs import configure_logs
-from antiphon.system.ports import free_port
+from antiphon.system.ports import free_ports
 from antiphon.system.set_up import command
 from antiphon.weights.payload_store import PAYLOADS, PayloadStore
 
@@ -386,7 +386,9 @@ class LiveRun(ServiceCalls):
             bundle = str(local_bundle(self.run_dir))
             credentials = ensure_local_credentials(self.run_dir, [host])
             ensure_key(self.run_dir / KEYS, LEARNER_KEY)  # so that the coordinator can name it from the start
-        port = services.coordinator_port or free_port("0.0.0.0")  # free at every address of IPv4
+        # Free at every address of IPv4; chosen together, since neither listens yet.
+        scorer_port, port = free_ports(2, "0.0.0.0")
+        port = services.coordinator_port or port
         address = f"{dialled}:{port}"
         self._site = launch_site(config, self.run_id, self.run_dir, address)
         shown = {VARIABLE: str(Path(bundle).expanduser().absolute())}
@@ -403,7 +405,6 @@ class LiveRun(ServiceCalls):
             workers[place] = replace(workers[place], environment=shown_alone)
         scorers, scorer_address = list[ServiceSpec](), ""
         if config.reference.own_process:
-            scorer_port = free_port("0.0.0.0")
             scorers, scorer_address = [service("scorer", "", scorer_port)], f"{dialled}:{scorer_port}"
         reward = service("reward", address, scorer=scorer_address)
         # All start at once: the others load their libraries while the coordinator opens its journal, and
