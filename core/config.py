@@ -34,6 +34,7 @@ from antiphon.core.config_sections import (
     ServicesSection,
     TrustSection,
 )
+from antiphon.core.door_config import DoorSection
 from antiphon.core.drafting.config import DraftingSection
 from antiphon.core.errors import ConfigError
 from antiphon.core.judge_config import JudgeSection
@@ -70,6 +71,7 @@ class RunConfig(Section):
     record: RecordSection = RecordSection()
     trust: TrustSection = TrustSection()
     services: ServicesSection = ServicesSection()
+    door: DoorSection = DoorSection()
 
     @property
     def turn_limits(self) -> TurnLimits:

@@ -57,6 +57,7 @@ class SamplingParameters:
     top_p: float = 1.0  # keep the smallest set of tokens with at least this probability mass
     max_tokens: int = 256  # longest completion or, where there are several, turn; the end token included
     stop: tuple[str, ...] = ()  # a turn ends with the token that completes one of these texts
+    stop_token_ids: tuple[int, ...] = ()  # or with one of these, besides the model's own end tokens
 
 
 @frozen
