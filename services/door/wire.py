@@ -1,16 +1,17 @@
 """Wire: what clients say and hear, as their SDK (0.25 to 0.38) writes and reads it.
 
-JSON bodies are the classes here, protobuf bodies those of protos/tinker.proto. What a client says becomes records;
-what cannot be is refused in a sentence that the client shows. Nothing here waits.
+JSON bodies are the classes here, protobuf bodies those of protos/tinker.proto. What a client says
+becomes records; what cannot be is refused in a sentence that the client shows. Nothing here waits.
 
 Legend: T positions of one datum, P prompt tokens, K most probable tokens of a place.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, cast
 
 import numpy as np
+from google.protobuf.message import DecodeError
 from pydantic import BaseModel, Field
 
 from antiphon.core.client_records import (
@@ -198,7 +199,7 @@ class Sample(BaseModel):
     num_samples: Annotated[int, Field(ge=1, le=MOST_SAMPLES)] = 1
     prompt: Prompt
     sampling_params: Sampling = Sampling()
-    prompt_logprobs: bool = False
+    prompt_logprobs: bool | None = None
     prompt_logprobs_last_n: Annotated[int, Field(ge=1)] | None = None
     topk_prompt_logprobs: Annotated[int, Field(ge=0, le=1024)] = 0
     topk_sample_logprobs: Annotated[int, Field(ge=0, le=1024)] = 0
@@ -232,12 +233,14 @@ class Sample(BaseModel):
         """
         asked, stop = self.sampling_params, self.sampling_params.stop
         if stop == []:
-            raise ContractError("stop=[] asks to go on behind the end token, which is not served; leave stop out")
+            raise ContractError(
+                "stop=[] asks to go on behind the end token, which is not served; leave stop out"
+            )
         most = room if asked.max_tokens is None else asked.max_tokens
         if not 1 <= most <= room:
             raise ContractError(
-                f"the prompt leaves room for {max(0, room)} tokens, but max_tokens is {most}; lower it, shorten "
-                "the prompt, or serve with a larger rollout.max_model_tokens"
+                f"the prompt leaves room for {max(0, room)} tokens, but max_tokens is {most}; lower it, "
+                "shorten the prompt, or serve with a larger rollout.max_model_tokens"
             )
         words = [stop] if isinstance(stop, str) else [one for one in stop or () if isinstance(one, str)]
         ids = () if isinstance(stop, str) else tuple(one for one in stop or () if isinstance(one, int))
@@ -263,6 +266,11 @@ class Retrieve(BaseModel):
     request_id: str
 
 
+def text(metadata: Mapping[str, Any] | None) -> dict[str, str]:
+    """Return what a client says of itself as texts."""
+    return {str(name): str(value) for name, value in (metadata or {}).items()}
+
+
 def sdk_warning(version: str) -> str:
     """Say that a version of the SDK is one that was not tried; "" for one that was.
 
@@ -275,6 +283,18 @@ def sdk_warning(version: str) -> str:
         return ""
     first, last = (".".join(map(str, one)) for one in (OLDEST_SDK, NEWEST_SDK))
     return f"SDK {version[:40] or 'without a version'} was not tried here; {first} to {last} were"
+
+
+def read_call(body: bytes) -> pb.ForwardBackwardRequest:
+    """Return a call for a loss.
+
+    Raises:
+        ContractError: when it is none.
+    """
+    try:
+        return pb.ForwardBackwardRequest.FromString(body)
+    except DecodeError:
+        raise ContractError("the body is no ForwardBackwardRequest; use SDK 0.38") from None
 
 
 def array_of(tensor: pb.Tensor, name: str) -> np.ndarray[Any, Any]:
@@ -300,13 +320,15 @@ def array_of(tensor: pb.Tensor, name: str) -> np.ndarray[Any, Any]:
         counts = np.diff(rows)
         if rows[0] != 0 or rows[-1] != values.size or (counts < 0).any() or columns.size != values.size:
             raise ValueError("sparse, with wrong indices")
-        if values.size and not (0 <= columns.min() and columns.max() < shape[1]):
+        if values.size and (columns.min() < 0 or columns.max() >= shape[1]):
             raise ValueError("sparse, with wrong columns")
         full = np.zeros(shape, dtype=values.dtype)
         full[np.repeat(np.arange(shape[0]), counts), columns] = values
         return full
     except ValueError as error:
-        raise ContractError(f"{name} cannot be read ({error}); give a tensor of the shape that it names") from None
+        raise ContractError(
+            f"{name} cannot be read ({error}); give a tensor of the shape that it names"
+        ) from None
 
 
 def training_call(said: pb.ForwardBackwardRequest, vocabulary_size: int, most_tokens: int) -> TrainingCall:
@@ -316,7 +338,9 @@ def training_call(said: pb.ForwardBackwardRequest, vocabulary_size: int, most_to
         ContractError: naming the datum and what of it cannot be.
     """
     if said.loss_fn not in LOSSES:
-        raise ContractError(f"the loss {said.loss_fn[:60]!r} is not served here; use one of {', '.join(LOSSES)}")
+        raise ContractError(
+            f"the loss {said.loss_fn[:60]!r} is not served here; use one of {', '.join(LOSSES)}"
+        )
     if not 1 <= len(said.data) <= MOST_DATUMS:
         raise ContractError(f"the call has {len(said.data)} datums; give 1 to {MOST_DATUMS}")
     config = dict(said.loss_fn_config)
@@ -354,8 +378,8 @@ def _datum(said: pb.Datum, place: int, vocabulary_size: int, most_tokens: int) -
             found = found[:, 0]
         if found.shape != tokens.shape:
             raise ContractError(
-                f"{where}: {name[:60]} has shape {list(found.shape)}, but the input has {tokens.size} tokens; give "
-                "one value for each"
+                f"{where}: {name[:60]} has shape {list(found.shape)}, but the input has {tokens.size} tokens; "
+                "give one value for each"
             )
         if name == "target_tokens":
             if found.dtype.kind != "i":
@@ -376,7 +400,8 @@ def _datum(said: pb.Datum, place: int, vocabulary_size: int, most_tokens: int) -
     if wrong.any():
         first = int(np.argmax(wrong))
         raise ContractError(
-            f"{where}: target_tokens has {targets[first]} at {first}, but the vocabulary has {vocabulary_size}"
+            f"{where}: target_tokens has {targets[first]} at {first}, but the vocabulary has "
+            f"{vocabulary_size}"
         )
     return Datum(tokens, targets, inputs, _spans(said.loss_fn_input_spans))
 
@@ -432,6 +457,21 @@ def sample_response(
     if prompt_top is not None:
         said.topk_prompt_logprobs.CopyFrom(_most_probable(prompt_top))
     return cast(bytes, said.SerializeToString())
+
+
+def last_of(scores: Scores, count: int | None) -> Scores:
+    """Return scores of the last `count` places alone, the others NaN; None: of all."""
+    if count is None or count >= scores.logprobs.size:
+        return scores
+    logprobs, top = scores.logprobs.copy(), scores.top_logprobs.copy()
+    logprobs[:-count] = np.nan
+    top[:-count] = np.nan
+    return Scores(logprobs, scores.top_ids, top)
+
+
+def behind(scores: Scores, prompt: int) -> Scores:
+    """Return scores of what stands behind the first `prompt` tokens."""
+    return Scores(scores.logprobs[prompt:], scores.top_ids[prompt:], scores.top_logprobs[prompt:])
 
 
 def _most_probable(scores: Scores) -> pb.TopkLogprobs:
