@@ -14,10 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import structlog
 from pydantic import TypeAdapter
 
 from antiphon.api.client_run import ClientRun, ClientRuns, ModelInfo, ModelOrder, SavedVersion
+from antiphon.api.learner import CallReply, SavedReply, StepResult
 from antiphon.core.client_records import (
     CLIENT,
     AdamParameters,
@@ -33,7 +35,8 @@ from antiphon.core.config import RunConfig, load_config
 from antiphon.core.config_sections import MOST_STEPS
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ConfigError, ContractError
-from antiphon.core.records import Trajectory
+from antiphon.core.records import SnapshotManifest, Trajectory
+from antiphon.core.status import LearnerProgress
 from antiphon.lineage.client_steps import decode_result, encode_call, encode_step
 from antiphon.lineage.saved_weights import find_saved, note_saved, saved_of
 from antiphon.lineage.starts import FILE as STARTS
@@ -89,8 +92,9 @@ class LiveClientRun(ClientRun):
     async def publish(self) -> None:
         """Announce the newest version; workers can hold it then."""
 
-        async def ask() -> Any:
-            return (await self._run.learner.await_snapshot(self._version, POLL_S)).manifest
+        async def ask() -> tuple[LearnerProgress, SnapshotManifest | None]:
+            reply = await self._run.learner.await_snapshot(self._version, POLL_S)
+            return reply.progress, reply.manifest
 
         await self._poll("publish", ask)
 
@@ -108,7 +112,7 @@ class LiveClientRun(ClientRun):
             return ()
 
     async def score(self, version: int, token_ids: Sequence[int], top: int) -> Scores:
-        asking = partial(self._run.learner.score, version, tuple(token_ids), top)
+        asking = partial(self._run.learner.score, version, np.asarray(token_ids, dtype=np.int32), top)
         return await self._reach("learner.score", asking)
 
     async def call(self, place: int, call: TrainingCall) -> CallResult:
@@ -158,16 +162,15 @@ class LiveClientRun(ClientRun):
     async def save(self, saved: SavedWeights, ttl_s: float | None) -> SavedVersion:
         version = self._version
 
-        async def ask() -> str | None:
+        async def ask() -> tuple[LearnerProgress, SavedReply | None]:
             reply = await self._run.learner.await_saved(saved.kind, saved.name, version, POLL_S)
-            return reply.digest or None
+            return reply.progress, None if reply.digest is None else reply
 
-        digest = await self._poll(f"save {saved.name}", ask)
+        reply = await self._poll(f"save {saved.name}", ask)
         now = wall_clock()
         expires = None if ttl_s is None else now + ttl_s
-        folder = self._run.run_dir / "saved" / saved.kind / saved.name
-        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-        made = SavedVersion(saved, version, digest, size, now, expires, self._order)
+        digest = reply.digest or ""
+        made = SavedVersion(saved, version, digest, reply.bytes, now, expires, self._order)
         await asyncio.to_thread(note_saved, self._run.run_dir, [*self._others(saved), made])
         return made
 
@@ -185,8 +188,9 @@ class LiveClientRun(ClientRun):
             sealing = partial(self._run.coordinator.seal_client_step, step, digest, rows, tokens)
             await self._reach("coordinator.seal_client_step", sealing)
 
-            async def ask() -> Any:
-                return (await self._run.learner.await_step(step, POLL_S)).result
+            async def ask() -> tuple[LearnerProgress, StepResult | None]:
+                reply = await self._run.learner.await_step(step, POLL_S)
+                return reply.progress, reply.result
 
             result = await self._poll(f"step {step}", ask)
             self._version = max(self._version, step + 1)
@@ -198,14 +202,13 @@ class LiveClientRun(ClientRun):
     async def _called(self, step: int, place: int, digest: str, forward_only: bool) -> int | None:
         """Have a call done; None, or how many calls the learner holds where that is fewer than `place`."""
 
-        async def ask() -> tuple[int | None] | None:
+        async def ask() -> tuple[LearnerProgress, CallReply | None]:
             reply = await self._run.learner.await_call(step, place, digest, forward_only, POLL_S)
-            if reply.done:
-                return (None,)
-            return (reply.held,) if not forward_only and reply.held < place else None
+            over = reply.done or (not forward_only and reply.held < place)
+            return reply.progress, reply if over else None
 
-        (held,) = await self._poll(f"call {place} of step {step}", ask)
-        return held
+        reply = await self._poll(f"call {place} of step {step}", ask)
+        return None if reply.done else reply.held
 
     def _given(self, step: int) -> list[str]:
         """Return the digests of the calls since the newest step."""
@@ -225,13 +228,9 @@ class LiveClientRun(ClientRun):
     async def _reach(self, what: str, attempt: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
         return await self._asked(self._run.stages.reach(what, attempt))
 
-    async def _poll(self, stage: str, ask: Callable[[], Awaitable[_T | None]]) -> _T:
+    async def _poll(self, what: str, ask: Callable[[], Awaitable[tuple[LearnerProgress, _T | None]]]) -> _T:
         """Ask the learner until it has done something; as long as its counter moves it is waited for."""
-
-        async def work() -> _T:
-            return await self._run.stages.done_by_learner(stage, f"learner, {stage}", ask)
-
-        return await self._asked(work())
+        return await self._asked(self._run.stages.done_by_learner(what, f"learner: {what}", ask))
 
     async def _asked(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Have the run's own loop, on which its channels live, do something."""
