@@ -224,8 +224,8 @@ class RunConfig(Section):
         ):
             if wrong:
                 raise ValueError(
-                    f"{key} cannot act so with environment.name={CLIENT}, whose prompts, rewards and steps come "
-                    f"from a client; {fix}"
+                    f"{key} cannot act so with environment.name={CLIENT}, whose prompts, rewards and steps "
+                    f"come from a client; {fix}"
                 )
         return self
 

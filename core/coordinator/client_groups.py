@@ -146,8 +146,8 @@ def check_step(loop: LoopState, step: int, digest: str) -> BatchRef | None:
         if state.sealed[step].digest == digest:
             return state.sealed[step]
         raise ContractError(
-            f"step {step} has batch {state.sealed[step].digest[:12]}, not {digest[:12]}; a sealed batch never "
-            "changes"
+            f"step {step} has batch {state.sealed[step].digest[:12]}, not {digest[:12]}; a sealed batch "
+            "never changes"
         )
     if state.finished or not 0 <= step == len(state.commits) < loop.config.run.steps:
         raise ContractError(

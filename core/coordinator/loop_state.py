@@ -150,8 +150,8 @@ class LoopState:
         self.sampled_at: dict[str, float] = {}
         """When completions that clients asked for ended in this process, by group."""
         self.unfetched: dict[int, tuple[float, int]] = {}
-        """Version that idle workers were asked to load and none holds -> since when nothing of it came, and the
-        bytes that these had fetched by then."""
+        """Version that idle workers were asked to load and none holds -> since when nothing of it came, and
+        the bytes that these had fetched by then."""
         self._seeds: dict[str, tuple[int, ...]] = {}
 
     @property

@@ -13,7 +13,13 @@ from antiphon.core.config import RunConfig
 from antiphon.core.drafting.statistics import believed_statistics
 from antiphon.core.errors import ContractError, IntegrityError, RefusedError
 from antiphon.core.loop import events as e
-from antiphon.core.loop.group_state import GroupPhase, GroupState, mean_parts, newest_scored, remembered_scores
+from antiphon.core.loop.group_state import (
+    GroupPhase,
+    GroupState,
+    mean_parts,
+    newest_scored,
+    remembered_scores,
+)
 from antiphon.core.loop.partials import KeptGroup, authorship
 from antiphon.core.loop.places import window_of
 from antiphon.core.loop.run_state import RunState

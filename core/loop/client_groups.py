@@ -63,10 +63,11 @@ def check_request(
         "prompt_token_ids is empty; give a token at least": not prompt,
         "seeds is empty; give one for each completion": not seeds,
         "a seed is not in 0..2**64 - 1; take it modulo 2**64": any(not 0 <= seed < 1 << 64 for seed in seeds),
-        f"token id {foreign} is not in the model's vocabulary of {vocabulary}; use the model's own tokenizer": (
+        f"token id {foreign} is not in the vocabulary of {vocabulary}; use the model's own tokenizer": (
             foreign is not None
         ),
-        f"max_tokens={sampling.max_tokens} leaves nothing to sample; ask for 1 or more": sampling.max_tokens < 1,
+        f"max_tokens={sampling.max_tokens} leaves nothing to sample; ask for 1 or more": sampling.max_tokens
+        < 1,
         f"{len(prompt)} prompt tokens and max_tokens={sampling.max_tokens} exceed rollout.max_model_tokens="
         f"{most}; shorten either, or have the latter raised": size > most,
         f"{len(seeds)} completions of {sampling.max_tokens} tokens are more than one message of "
@@ -82,8 +83,10 @@ def check_request(
         f"a stop sequence has no character, more than {LONGEST_STOP}, or half a one": any(
             not text or len(text) > LONGEST_STOP or "\ufffd" in text for text in sampling.stop
         ),
-        "stop sequences as texts cannot be looked for here; give token ids": bool(sampling.stop) and not texts,
-        f"max_staleness={request.max_staleness} is negative; 0 asks for the newest": request.max_staleness < 0,
+        "stop sequences as texts cannot be looked for here; give token ids": bool(sampling.stop)
+        and not texts,
+        f"max_staleness={request.max_staleness} is negative; 0 asks for the newest": request.max_staleness
+        < 0,
     }
     if problem := next((words for words, found in problems.items() if found), ""):
         raise ContractError(problem)

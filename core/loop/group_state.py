@@ -26,9 +26,8 @@ The life of a group. Each arrow is an event of the journal; a group that ended i
                         +--------------------------------> used, or filtered
 
 A held-out prompt ends with GroupRewarded. A group that a client asked for begins with SamplesRequested and
-ends with SamplesFinished, right after GroupSubmitted or, where no worker can sample it, in its place. What was
-dropped frees its reservation: another group is
-opened for it, under a new id.
+ends with SamplesFinished, right after GroupSubmitted or, where no worker can sample it, in its place. What
+was dropped frees its reservation: another group is opened for it, under a new id.
 """
 
 import dataclasses
@@ -79,8 +78,8 @@ class GroupState:
     samples: int
     step: int | None = None
     version: int | None = None
-    """Sampled by exactly this version: all groups of fixed mode, every held-out prompt, and requests of clients
-    that name one; else None."""
+    """Sampled by exactly this version: all groups of fixed mode, every held-out prompt, and requests of
+    clients that name one; else None."""
     refill: bool = False
     evaluation: int | None = None
     """Version under evaluation; None for any other group."""

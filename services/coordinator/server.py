@@ -188,7 +188,7 @@ async def serve_coordinator(
     if config.algorithm.advantage is not None:
         own_advantage(config.algorithm.advantage)  # found missing now, not at the first batch
     if prompts is None:
-        load = client_prompts if config.client_driven else load_prompts
+        load: Callable[[RunConfig], PromptSource] = client_prompts if config.client_driven else load_prompts
         prompts = await asyncio.to_thread(load, config)
     state_machine = RunStateMachine(
         config,
