@@ -75,6 +75,11 @@ class RunConfig(Section):
     door: DoorSection = DoorSection()
 
     @property
+    def client_driven(self) -> bool:
+        """Return whether prompts and steps come from a client, which takes rewards into its own loop."""
+        return self.environment.name == CLIENT
+
+    @property
     def turn_limits(self) -> TurnLimits:
         """Return how long a trajectory may become where the environment answers turns."""
         most, room = self.environment.max_trajectory_tokens, self.rollout.max_model_tokens
@@ -205,6 +210,23 @@ class RunConfig(Section):
                 f"broadcast.snapshots_kept={self.broadcast.snapshots_kept} must be at least "
                 f"loop.max_staleness + 2 = {loop.max_staleness + 2}; raise it"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_client(self) -> Self:
+        if not self.client_driven:
+            return self
+        for key, wrong, fix in (
+            ("loop.mode", self.loop.mode != "elastic", "set it to elastic"),
+            ("loop.publish_interval", self.loop.publish_interval != 1, "set it to 1"),
+            ("reference", self.reference.used, "leave it out"),
+            ("judge", bool(self.judge.url), "leave it out"),
+        ):
+            if wrong:
+                raise ValueError(
+                    f"{key} cannot act so with environment.name={CLIENT}, whose prompts, rewards and steps "
+                    f"come from a client; {fix}"
+                )
         return self
 
     @model_validator(mode="after")
