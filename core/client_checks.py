@@ -118,10 +118,14 @@ def _check_datum(loss: str, datum: Datum, where: str, vocabulary: int, most_toke
         if name != "targets" and name not in _INPUTS:
             raise ContractError(f"{where} has an input {name!r}; known are {', '.join(_INPUTS)}")
         if values.shape != (length,):
-            raise ContractError(f"{where} has {length} tokens, but {name} of shape {values.shape}; give as many")
+            raise ContractError(
+                f"{where} has {length} tokens, but {name} of shape {values.shape}; give as many"
+            )
         wrong = np.flatnonzero(~np.isfinite(values))
         if wrong.size:
-            raise ContractError(f"{name} of {where} is {values[wrong[0]]} at position {wrong[0]}; give a number")
+            raise ContractError(
+                f"{name} of {where} is {values[wrong[0]]} at position {wrong[0]}; give a number"
+            )
     for name, ids, asked in (
         ("token", datum.token_ids, np.ones(length, dtype=np.bool_)),
         ("target", datum.targets, counts(loss, datum)),

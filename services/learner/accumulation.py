@@ -137,9 +137,7 @@ class Accumulation:
             ours=config.door.stable_reinforce == "ours",
         )
 
-    def _make_room(
-        self, call: TrainingCall, datum: Datum, answers: _Answers, backward: bool = True
-    ) -> None:
+    def _make_room(self, call: TrainingCall, datum: Datum, answers: _Answers, backward: bool = True) -> None:
         """Compute the micro-batch that is being filled, unless a datum of a call fits in."""
         kind = call.loss, call.config
         held = sum(len(one.token_ids) for one, _ in self._pending)

@@ -29,6 +29,13 @@ class ClientCalls:
         self.model = model
         self.note, self.drop = saved.note, saved.drop
 
+    def answered(self, digest: str) -> bool:
+        """Return whether the result of a call is there, whichever version it was done by."""
+        return self._result(digest).exists()
+
+    def _result(self, digest: str) -> Path:
+        return self._folder / f"{check_digest(digest)}.out"
+
     def call(self, place: int, digest: str, forward_only: bool) -> tuple[int, bool]:
         """Do a call, with the trainer; return how many are held, and whether its result is written.
 
@@ -36,8 +43,8 @@ class ClientCalls:
             ContractError, IntegrityError: as `Learner.await_call`.
         """
         held: Sequence[str] = self._trainer.held_calls()
-        given = self._folder / check_digest(digest)
-        result = given.with_name(f"{digest}.out")
+        result = self._result(digest)
+        given = result.with_suffix("")
         if not forward_only:
             if place > len(held):
                 return len(held), False

@@ -62,7 +62,9 @@ class SnapshotModel:
         """
         count, most = len(token_ids), self._config.rollout.max_model_tokens
         if not 1 <= count <= most:
-            raise ContractError(f"{count} tokens cannot be scored; give 1 to {most} (rollout.max_model_tokens)")
+            raise ContractError(
+                f"{count} tokens cannot be scored; give 1 to {most} (rollout.max_model_tokens)"
+            )
         if not self.fill(version):
             raise ContractError(
                 f"the weights of version {version} are not kept any more; score a newer version, or one that "

@@ -179,7 +179,9 @@ class Trainer(Training):
             IntegrityError: when they are not there, or not those that were saved.
         """
         if self._saved is None:
-            raise IntegrityError(f"the weights {order.source.path} are not here; bring the folder of that run")
+            raise IntegrityError(
+                f"the weights {order.source.path} are not here; bring the folder of that run"
+            )
         folder = self._saved.weights_of(order.source)
         self._drop()
         self._make()
@@ -200,6 +202,8 @@ class Trainer(Training):
     def train(self, step: int, payload: bytes) -> TrainedStep:
         if is_client_step(payload):
             return self._train_client(step, payload)
+        if self._calls is not None:
+            self._calls.drop()  # a step that was skipped has a batch without rows
         self.ranks.order(Order.TRAIN, step, digest_bytes(payload))
         with self.ranks.running():
             return self._train(step, lambda: payload)

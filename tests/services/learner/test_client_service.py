@@ -47,9 +47,7 @@ class Bench:
 
     async def learner(self) -> LearnerService:
         payloads = PayloadStore(self.run_dir / PAYLOADS)
-        service = open_learner(
-            self.config, self.run_id, self.run_dir, self.store, payloads, self.coordinator
-        )
+        service = open_learner(self.config, self.run_id, self.run_dir, self.store, payloads, self.coordinator)
         service.origin = "127.0.0.1:1"
         await service.restore()
         await service.publish_again()
@@ -131,7 +129,7 @@ def test_calls_over_the_wire_and_a_learner_killed_between_backward_and_step(
 
 def test_what_is_saved_is_loaded_by_another_run_and_stays_stored(model: Path, tmp_path: Path) -> None:
     async def body() -> None:
-        config = client_config(model, broadcast__snapshots_kept=2, loop__max_staleness=1)
+        config = client_config(model, broadcast__snapshots_kept=2, loop__max_staleness=0)
         bench = Bench(tmp_path, config, "one")
         learner, call = await bench.learner(), make_call()
         base = (await learner.await_saved("weights", "base", 0, 5.0)).digest
@@ -156,7 +154,11 @@ def test_what_is_saved_is_loaded_by_another_run_and_stays_stored(model: Path, tm
         await learner.close()
         learner = await bench.learner()
         stored = PayloadStore(bench.run_dir / PAYLOADS).weights()
-        assert set(stored) == {0, 1, 4, 5} and stored[1] == first and bench.coordinator.manifests.keys() >= {0, 1, 5}
+        assert (
+            set(stored) == {0, 1, 4, 5}
+            and stored[1] == first
+            and bench.coordinator.manifests.keys() >= {0, 1, 5}
+        )
         await learner.drop_saved("sampler_weights", "a")
         await learner.drop_saved("sampler_weights", "a")
         await bench.step(learner, [call])
