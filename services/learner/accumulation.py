@@ -1,4 +1,4 @@
-"""Accumulation: gradients of a client's calls add up, by micro-batches that the stream of data alone decides.
+"""Accumulation: gradients of a client's calls add up, in micro-batches that their stream alone decides.
 
 However a client cuts its data into calls, the same data in the same order make the same micro-batches, and so
 the same bits. A micro-batch is filled in the order of the stream and computed once it is full, or when loss or

@@ -1,7 +1,7 @@
 """Saved: weights that a client keeps under a name, in the folder of the run that made them.
 
-`RUN_DIR/saved/KIND/NAME/saved.json` says which version a name stands for, and the digest of its weights; it is
-written last. With kind `weights` a checkpoint, signed as the others of the run, lies beside it; with
+`RUN_DIR/saved/KIND/NAME/saved.json` says which version a name stands for, and the digest of its weights; it
+is written last. With kind `weights` a checkpoint, signed as the others of the run, lies beside it; with
 `sampler_weights` the version's snapshot stays stored for as long as the note is there.
 """
 

@@ -187,7 +187,8 @@ class LearnerService(Learner):
                     return 0, True
                 if step != self._version:
                     raise ContractError(
-                        f"a call since version {step} cannot be done; the learner holds version {self._version}"
+                        f"a call since version {step} cannot be done; the learner holds version "
+                        f"{self._version}"
                     )
                 self._trainer.progress.begin(f"doing call {place} since version {step}", "micro-batch")
                 self._state = "training"

@@ -1,7 +1,7 @@
 """Snapshot model: a second copy of the model, filled with the stored snapshot of any version.
 
-They are the weights that workers sample with, bit for bit, whatever the learner has become meanwhile. The copy
-is loaded when it is first needed, and used on one thread.
+They are the weights that workers sample with, bit for bit, whatever the learner has become meanwhile. The
+copy is loaded when it is first needed, and used on one thread.
 
 Legend: P tokens, K most probable ones of each place, V vocabulary.
 """

@@ -81,7 +81,7 @@ def test_shapes_lengths_and_missing_inputs() -> None:
             check(TrainingCall("ppo", {}, (dataclasses.replace(datum, inputs=inputs, **changes),)))
     with pytest.raises(ContractError, match="no data"):
         check(TrainingCall("ppo", {}, ()))
-    with pytest.raises(ContractError, match="start the door with door.stable_reinforce=ours"):
+    with pytest.raises(ContractError, match=r"start the door with door.stable_reinforce=ours"):
         check(make_call(loss="stable_reinforce"), ours=False)
 
 

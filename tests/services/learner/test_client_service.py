@@ -101,7 +101,7 @@ def test_calls_over_the_wire_and_a_learner_killed_between_backward_and_step(
         assert (await client.await_call(0, 1, digest, False, 5.0)).done  # again: nothing is added
         with pytest.raises(ContractError, match="call 1 since version 0 is"):
             await client.await_call(0, 1, bench.write(make_call(9)), False, 5.0)
-        with pytest.raises(ContractError, match="a call since version 3 cannot be done; .* version 0"):
+        with pytest.raises(ContractError, match=r"a call since version 3 cannot be done; .* version 0"):
             await client.await_call(3, 0, digest, False, 5.0)
         with pytest.raises(ContractError, match="datum 0 has no logprobs, which ppo needs"):
             await client.await_call(0, 4, bench.write(TrainingCall("ppo", {}, make_call().data)), False, 5.0)
@@ -219,7 +219,7 @@ def test_a_run_of_another_environment_does_nothing_for_clients(model: Path, tmp_
         config = client_config(model, environment__name="reasoning/chain_sum")
         bench = Bench(tmp_path, config)
         learner = await bench.learner()
-        with pytest.raises(ContractError, match="environment.name=client"):
+        with pytest.raises(ContractError, match=r"environment.name=client"):
             await learner.await_call(0, 0, bench.write(make_call()), False, 1.0)
         await learner.close()
 

@@ -212,7 +212,7 @@ def test_a_loss_that_is_no_number_leaves_no_gradient(trainers: Trainers) -> None
         Datum(d.token_ids, d.targets, d.inputs | {"logprobs": d.inputs["logprobs"] * 0 - 500})
         for d in good.data
     ]
-    with pytest.raises(IntegrityError, match="importance_sampling is .*(inf|nan)"):
+    with pytest.raises(IntegrityError, match=r"importance_sampling is .*(inf|nan)"):
         give(
             trainer,
             [TrainingCall("importance_sampling", {}, (*make_call(7, 9, "importance_sampling").data, *far))],
@@ -271,5 +271,5 @@ def test_saved_weights_are_loaded_with_and_without_their_optimizer(
 
 
 def test_several_ranks_are_refused_before_anything_starts(model: Path) -> None:
-    with pytest.raises(ConfigError, match="learner.ranks=2 cannot be with environment.name=client"):
+    with pytest.raises(ConfigError, match=r"learner.ranks=2 cannot be with environment.name=client"):
         client_config(model, learner__ranks=2)
