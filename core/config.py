@@ -270,8 +270,8 @@ class RunConfig(Section):
     def _check_client(self) -> Self:
         if self.environment.name == CLIENT and self.learner.ranks > 1:
             raise ValueError(
-                f"learner.ranks={self.learner.ranks} cannot be with environment.name={CLIENT}: calls of clients "
-                "are added up on one rank; set learner.ranks to 1"
+                f"learner.ranks={self.learner.ranks} cannot be with environment.name={CLIENT}: calls of "
+                "clients are added up on one rank; set learner.ranks to 1"
             )
         return self
 
