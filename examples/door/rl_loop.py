@@ -104,6 +104,7 @@ def main() -> None:
         print(json.dumps(step(training, tokenizer, given, number)), flush=True)
     if given.save:
         print(json.dumps({"saved": training.save_state(given.save).result().path}), flush=True)
+    service.close("success").result()
 
 
 if __name__ == "__main__":

@@ -55,6 +55,7 @@ def main() -> None:
         loss = done.result().metrics["loss:sum"] / sum(learned[place] for place in places)
         stepped.result()
         print(json.dumps({"step": step, "loss": round(loss, 4)}), flush=True)
+    service.close("success").result()
 
 
 if __name__ == "__main__":
