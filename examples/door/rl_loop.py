@@ -71,7 +71,9 @@ def step(training: Any, tokenizer: Any, given: argparse.Namespace, number: int) 
     metrics = {"step": number, "reward": float(np.mean(rewards)), "rows": len(data)}
     if data:
         trained = training.forward_backward(data, "importance_sampling")
-        stepped = training.optim_step(types.AdamParams(learning_rate=given.learning_rate, beta1=0.5, eps=1e-8))
+        stepped = training.optim_step(
+            types.AdamParams(learning_rate=given.learning_rate, beta1=0.5, eps=1e-8)
+        )
         learner = [one["logprobs"].to_numpy() for one in trained.result().loss_fn_outputs]
         apart = [np.array(q) - p[-len(q) :] for p, q in zip(learner, sampled, strict=True)]
         metrics["kl_sample_train"] = float(np.concatenate(apart).mean())  # E_q[log q - log p], in nats
@@ -81,7 +83,9 @@ def step(training: Any, tokenizer: Any, given: argparse.Namespace, number: int) 
 
 def main() -> None:
     """Run the loop; a line of JSON for each step, and one for what was saved."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", help="with the tokenizer")
     parser.add_argument("--model", default="Qwen/Qwen3-8B-Base", help="by which the door knows the model")
     parser.add_argument("--steps", type=int, default=40)

@@ -33,7 +33,9 @@ def datum(tokenizer: Any, prompt: str, completion: str) -> types.Datum:
 
 def main() -> None:
     """Train and print the loss of each step, in nats per learned token."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder")
     parser.add_argument("file", type=Path)
     parser.add_argument("--model", default="Qwen/Qwen3-8B-Base", help="by which the door knows the model")

@@ -102,9 +102,7 @@ def _adding(care: str, random: np.random.Generator) -> Demonstration:
 def _boxing(care: str, random: np.random.Generator) -> Demonstration:
     question, answer = _sum(care, random)
     asked = Message("user", question + SUFFIX)
-    return Demonstration(
-        BOXED_EXAMPLE[0], (), ((BOXED_EXAMPLE[1], asked), (f"\\boxed{{{answer}}}", None))
-    )
+    return Demonstration(BOXED_EXAMPLE[0], (), ((BOXED_EXAMPLE[1], asked), (f"\\boxed{{{answer}}}", None)))
 
 
 def _sum(care: str, random: np.random.Generator) -> tuple[str, str]:

@@ -193,7 +193,9 @@ def run_client(
     (door.home / f"{script.stem}.out").write_text(done.stdout + done.stderr)
     if done.returncode:
         said = f"{done.stdout[-1500:]}{done.stderr[-3000:]}"
-        raise SystemExit(f"{script.name} ended with {done.returncode}\n{said}\nthe door:\n{tail(door.log, 30)}")
+        raise SystemExit(
+            f"{script.name} ended with {done.returncode}\n{said}\nthe door:\n{tail(door.log, 30)}"
+        )
     found = []
     for line in done.stdout.splitlines():
         if line.startswith("{"):
