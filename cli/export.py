@@ -13,6 +13,7 @@ from antiphon.lineage.export import (
     export_adapter,
     export_version,
 )
+from antiphon.lineage.saved_weights import SCHEME, find_saved, saved_at
 from antiphon.runs.directory import home_directory
 from antiphon.runs.finding import find_artifacts
 from antiphon.system.logs import configure_logs
@@ -27,12 +28,16 @@ def export(run: str, version: str, folder: Path | None = None, /, *, adapter: bo
     alone (record.weights) is made again first, by repeating the steps from the nearest checkpoint.
 
     Args:
-        run: the run's id.
+        run: the run's id; or tinker://RUN/weights/NAME as a client of the door saved it, and then no version.
         version: v12, or best, the version with the highest held-out score; best when it is left out.
         folder: a folder that does not exist yet, or is empty.
         adapter: write the adapter alone (learner.lora), as a folder of peft's, instead of whole weights.
     """
     wanted, place = (version, folder) if folder is not None else (BEST, Path(version))
+    if run.startswith(SCHEME):
+        place = Path(version)
+        saved = find_saved(home_directory(), saved_at(run))
+        run, wanted = saved.saved.run_id, f"v{saved.version}"
     artifacts, own = find_artifacts(home_directory(), run, None)
     chosen = choose_version(artifacts, wanted)
     check_place(place)

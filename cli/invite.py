@@ -6,8 +6,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from antiphon.core.errors import ConfigError, ContractError
-from antiphon.core.trust.access_tokens import Scope, TokenClaims
+from antiphon.core.trust.access_tokens import ANY_RUN, Scope, TokenClaims
 from antiphon.core.trust.worker_names import WORKER_NAME
+from antiphon.lineage.door_keys import BARRED, PREFIX
 from antiphon.net.security.access_tokens import load_claims, make_token, new_token_id, write_services_token
 from antiphon.net.security.certificates import ensure_authority, hosts_of, issue
 from antiphon.net.security.credentials import KEYS, SERVICES_NAME
@@ -65,6 +66,8 @@ def invite(
             weights on to them (`antiphon worker --relay-address`); several are allowed.
         hours: how long an access token lasts.
         scopes: what it allows, of lease, submit, pull, sample, admin; hosts of environments need sample.
+            `door` alone prints a key for the front door (`antiphon door`) instead, for --hours, and with --revoke or
+            --pardon takes it back or gives it again.
         max_leases: most groups that the worker may hold at a time.
         days: how long certificates last.
         keys: folder for all of it; by default keys in the home directory.
@@ -83,6 +86,8 @@ def invite(
     if not 0 <= (count or 0) <= MOST_OF_A_POOL:
         raise ConfigError(f"--count {count} is not from 0 to {MOST_OF_A_POOL}; give what the class has")
     workers = [*names, *(f"{pool}-{number}" for number in range(count or 0))]
+    if scopes == Scope.DOOR:
+        return _door_keys(workers, hours, keys or home_directory() / KEYS, revoke, pardon)
     if revoke or pardon:
         if not workers:
             raise ConfigError(f"{'--pardon' if pardon else '--revoke'} needs the name of a worker; add it")
@@ -90,11 +95,9 @@ def invite(
     allowed, hosts, relay_hosts = _scopes(scopes), host or [], relay_host or []
     if days < 1:
         raise ConfigError(f"--days {days} would make certificates that never hold; give 1 or more")
-    if not 0.0 < hours <= 24.0 * 366:
-        raise ConfigError(f"--hours {hours:g} is not within a year; access tokens are short-lived")
+    _checked(hours)
     for name in workers:
-        if not WORKER_NAME.fullmatch(name) or name == SERVICES_NAME:
-            raise ConfigError(f"worker {name} is not possible; use letters, digits, dot, dash, underscore")
+        _check_name(name)
     if relay_hosts and len(workers) != 1:
         raise ConfigError("--relay-host is the address of one worker; name one with it")
     if run is not None and not workers:
@@ -130,6 +133,37 @@ def invite(
         write_private(bundle / "token", make_token(claims, signer).encode() + b"\n")
         print(f"worker {name}: {bundle}, with token {claims.token_id} for run {run}, {hours:g} h")
     print(f"the authority {folder / 'ca.key'} and {folder / 'tokens.key'} stay on this machine")
+
+
+def _door_keys(names: Sequence[str], hours: float, folder: Path, revoke: bool, pardon: bool) -> None:
+    """Print a key of the front door for each name, or say there that the keys of a name count no more."""
+    if not names:
+        raise ConfigError("--scopes door makes a key for somebody; give a name")
+    barred = home_directory() / BARRED
+    if revoke or pardon:
+        known = dict.fromkeys(barred.read_text(encoding="utf-8").split() if barred.exists() else ())
+        left = [*known, *names] if revoke else [one for one in known if one not in names]
+        make_private_folder(barred.parent)
+        write_private(barred, "".join(f"{one}\n" for one in dict.fromkeys(left)).encode())
+        print(f"{', '.join(names)}: keys of the front door count {'no more' if revoke else 'again'}")
+        return
+    now, signer = datetime.now(UTC), ensure_key(folder, TOKEN_KEY)
+    for name in names:
+        _check_name(name)
+        expires = int(now.timestamp() + _checked(hours) * 3600)
+        claims = TokenClaims(new_token_id(), ANY_RUN, name, (Scope.DOOR,), expires, 1)
+        print(f"{name}, {hours:g} h, token {claims.token_id}:\n{PREFIX}{make_token(claims, signer)}")
+
+
+def _checked(hours: float) -> float:
+    if not 0.0 < hours <= 24.0 * 366:
+        raise ConfigError(f"--hours {hours:g} is not within a year; access tokens are short-lived")
+    return hours
+
+
+def _check_name(name: str) -> None:
+    if not WORKER_NAME.fullmatch(name) or name == SERVICES_NAME:
+        raise ConfigError(f"worker {name} is not possible; use letters, digits, dot, dash, underscore")
 
 
 def _hosts(bundle: Path) -> list[str]:

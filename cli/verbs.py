@@ -73,6 +73,7 @@ GROUPS: Mapping[str, Mapping[str, Verb]] = {
     "Pages and services": {
         "up": Verb("[OPTIONS]", ("", "--s3", "--stop")),
         "deploy": Verb("[OPTIONS]", ("", "--schedules")),
+        "door": Verb("[OPTIONS] PATH [OVERRIDES...]", ("my.yaml", "my.yaml door.models=2 --port 7790")),
         "serve": Verb("--config PATH [OPTIONS] SERVICE", ("coordinator --config my.yaml",)),
     },
     "Fleet": {
@@ -86,7 +87,12 @@ GROUPS: Mapping[str, Mapping[str, Verb]] = {
         ),
         "invite": Verb(
             "[OPTIONS] [NAMES...]",
-            ("gpu-7 --run RUN --host trainer.example", "--pool spot --count 8 --run RUN", "gpu-7 --revoke"),
+            (
+                "gpu-7 --run RUN --host trainer.example",
+                "--pool spot --count 8 --run RUN",
+                "gpu-7 --revoke",
+                "ada --scopes door",
+            ),
         ),
     },
     "Maintenance": {
@@ -113,6 +119,7 @@ REPLACED: Mapping[str, str] = {
     "record": "keep RUN --records",
     "samples": "evaluate RUN VERSION --samples",
     "token": "invite WORKER --run RUN",
+    "token create": "invite NAME --scopes door",
     "token pardon": "invite NAME --pardon --run RUN",
     "token revoke": "invite NAME --revoke --run RUN",
     "token show": "invite --show BUNDLE",

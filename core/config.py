@@ -15,6 +15,7 @@ from pydantic import ValidationError, model_validator
 from antiphon.core.algorithm import AlgorithmSection
 from antiphon.core.broadcast.config import BroadcastSection
 from antiphon.core.capacity.provisioning_config import ProvisioningSection
+from antiphon.core.client_records import CLIENT
 from antiphon.core.config_errors import LOADER, read_yaml, sentences
 from antiphon.core.config_sections import (
     FILE,
@@ -240,6 +241,15 @@ class RunConfig(Section):
             raise ValueError(
                 f"sampling.temperature={self.sampling.temperature:g}, but the server of reference.url "
                 "answers at temperature 1; sample at 1, or give reference.model a folder without a url"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_client(self) -> Self:
+        if self.environment.name == CLIENT and self.learner.ranks > 1:
+            raise ValueError(
+                f"learner.ranks={self.learner.ranks} cannot be with environment.name={CLIENT}: calls of clients "
+                "are added up on one rank; set learner.ranks to 1"
             )
         return self
 

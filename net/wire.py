@@ -23,6 +23,7 @@ from antiphon.api.manifest import decode_manifest, encode_manifest
 from antiphon.core import records as r
 from antiphon.core import requests as core_requests
 from antiphon.core import status as core_status
+from antiphon.core.client_records import Scores
 from antiphon.core.dissemination.plan import Assignment, TransferPlan
 from antiphon.core.dissemination.reports import DeliveryRecord, NetworkReport
 from antiphon.core.drafting.history_codec import EncodedHistory, decode_history, encode_history
@@ -381,6 +382,31 @@ codec(core_status.LearnerProgress, learner_pb2.LearnerProgress)
 codec(learner_api.StepReply, learner_pb2.StepReply)
 codec(learner_api.SnapshotReply, learner_pb2.SnapshotReply)
 codec(learner_api.LearnerStatus, learner_pb2.LearnerStatus)
+codec(learner_api.CallReply, learner_pb2.CallReply)
+codec(learner_api.SavedReply, learner_pb2.SavedReply)
+
+
+def _scores_to_proto(x: Scores) -> learner_pb2.Scores:
+    return learner_pb2.Scores(
+        logprobs=np.asarray(x.logprobs, FLOAT32).tobytes(),
+        top_ids=np.asarray(x.top_ids, INT32).tobytes(),
+        top_logprobs=np.asarray(x.top_logprobs, FLOAT32).tobytes(),
+    )
+
+
+def _scores_from_proto(m: learner_pb2.Scores) -> Scores:
+    logprobs = array_from_bytes(m.logprobs, FLOAT32)
+    ids, values = array_from_bytes(m.top_ids, INT32), array_from_bytes(m.top_logprobs, FLOAT32)
+    if ids.size != values.size or not logprobs.size or ids.size % logprobs.size:
+        raise ContractError(
+            f"scores of {logprobs.size} tokens came with {ids.size} most probable tokens and {values.size} "
+            "log-probabilities of them; as many of each token are needed"
+        )
+    shape = (logprobs.size, ids.size // logprobs.size)
+    return Scores(logprobs, ids.reshape(shape), values.reshape(shape))
+
+
+by_hand(learner_pb2.Scores, _scores_to_proto, _scores_from_proto)
 
 
 _REPLIES = "coordinator.reply.before"

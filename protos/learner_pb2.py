@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from antiphon.protos import records_pb2 as antiphon_dot_protos_dot_records__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x61ntiphon/protos/learner.proto\x12\x08\x61ntiphon\x1a\x1d\x61ntiphon/protos/records.proto\"S\n\nStepResult\x12$\n\x06\x63ommit\x18\x01 \x01(\x0b\x32\x14.antiphon.StepCommit\x12\x0e\n\x06idle_s\x18\x02 \x01(\x01\x12\x0f\n\x07train_s\x18\x03 \x01(\x01\"B\n\x0fLearnerProgress\x12\r\n\x05\x64oing\x18\x01 \x01(\t\x12\x0f\n\x07\x63ounter\x18\x02 \x01(\x03\x12\x0f\n\x07\x63ounted\x18\x03 \x01(\t\"0\n\x10\x41waitStepRequest\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x0e\n\x06wait_s\x18\x02 \x01(\x01\"n\n\tStepReply\x12+\n\x08progress\x18\x01 \x01(\x0b\x32\x19.antiphon.LearnerProgress\x12)\n\x06result\x18\x02 \x01(\x0b\x32\x14.antiphon.StepResultH\x00\x88\x01\x01\x42\t\n\x07_result\"7\n\x14\x41waitSnapshotRequest\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x0e\n\x06wait_s\x18\x02 \x01(\x01\"|\n\rSnapshotReply\x12+\n\x08progress\x18\x01 \x01(\x0b\x32\x19.antiphon.LearnerProgress\x12\x31\n\x08manifest\x18\x02 \x01(\x0b\x32\x1a.antiphon.SnapshotManifestH\x00\x88\x01\x01\x42\x0b\n\t_manifest\"\\\n\rLearnerStatus\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\r\n\x05state\x18\x02 \x01(\t\x12+\n\x08progress\x18\x05 \x01(\x0b\x32\x19.antiphon.LearnerProgress2\xc5\x01\n\x07Learner\x12<\n\tAwaitStep\x12\x1a.antiphon.AwaitStepRequest\x1a\x13.antiphon.StepReply\x12H\n\rAwaitSnapshot\x12\x1e.antiphon.AwaitSnapshotRequest\x1a\x17.antiphon.SnapshotReply\x12\x32\n\x06Status\x12\x0f.antiphon.Empty\x1a\x17.antiphon.LearnerStatusb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x61ntiphon/protos/learner.proto\x12\x08\x61ntiphon\x1a\x1d\x61ntiphon/protos/records.proto\"S\n\nStepResult\x12$\n\x06\x63ommit\x18\x01 \x01(\x0b\x32\x14.antiphon.StepCommit\x12\x0e\n\x06idle_s\x18\x02 \x01(\x01\x12\x0f\n\x07train_s\x18\x03 \x01(\x01\"B\n\x0fLearnerProgress\x12\r\n\x05\x64oing\x18\x01 \x01(\t\x12\x0f\n\x07\x63ounter\x18\x02 \x01(\x03\x12\x0f\n\x07\x63ounted\x18\x03 \x01(\t\"0\n\x10\x41waitStepRequest\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x0e\n\x06wait_s\x18\x02 \x01(\x01\"n\n\tStepReply\x12+\n\x08progress\x18\x01 \x01(\x0b\x32\x19.antiphon.LearnerProgress\x12)\n\x06result\x18\x02 \x01(\x0b\x32\x14.antiphon.StepResultH\x00\x88\x01\x01\x42\t\n\x07_result\"7\n\x14\x41waitSnapshotRequest\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x0e\n\x06wait_s\x18\x02 \x01(\x01\"|\n\rSnapshotReply\x12+\n\x08progress\x18\x01 \x01(\x0b\x32\x19.antiphon.LearnerProgress\x12\x31\n\x08manifest\x18\x02 \x01(\x0b\x32\x1a.antiphon.SnapshotManifestH\x00\x88\x01\x01\x42\x0b\n\t_manifest\"\\\n\rLearnerStatus\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\r\n\x05state\x18\x02 \x01(\t\x12+\n\x08progress\x18\x05 \x01(\x0b\x32\x19.antiphon.LearnerProgress\"e\n\x10\x41waitCallRequest\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\r\n\x05place\x18\x02 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12\x14\n\x0c\x66orward_only\x18\x04 \x01(\x08\x12\x0e\n\x06wait_s\x18\x05 \x01(\x01\"T\n\tCallReply\x12+\n\x08progress\x18\x01 \x01(\x0b\x32\x19.antiphon.LearnerProgress\x12\x0c\n\x04held\x18\x02 \x01(\x03\x12\x0c\n\x04\x64one\x18\x03 \x01(\x08\"P\n\x11\x41waitSavedRequest\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x03\x12\x0e\n\x06wait_s\x18\x04 \x01(\x01\"h\n\nSavedReply\x12+\n\x08progress\x18\x01 \x01(\x0b\x32\x19.antiphon.LearnerProgress\x12\x13\n\x06\x64igest\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\r\n\x05\x62ytes\x18\x03 \x01(\x03\x42\t\n\x07_digest\".\n\x10\x44ropSavedRequest\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\"E\n\x12ScoreTokensRequest\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x0b\n\x03top\x18\x03 \x01(\x03\"A\n\x06Scores\x12\x10\n\x08logprobs\x18\x01 \x01(\x0c\x12\x0f\n\x07top_ids\x18\x02 \x01(\x0c\x12\x14\n\x0ctop_logprobs\x18\x03 \x01(\x0c\x32\xb7\x03\n\x07Learner\x12<\n\tAwaitStep\x12\x1a.antiphon.AwaitStepRequest\x1a\x13.antiphon.StepReply\x12H\n\rAwaitSnapshot\x12\x1e.antiphon.AwaitSnapshotRequest\x1a\x17.antiphon.SnapshotReply\x12<\n\tAwaitCall\x12\x1a.antiphon.AwaitCallRequest\x1a\x13.antiphon.CallReply\x12?\n\nAwaitSaved\x12\x1b.antiphon.AwaitSavedRequest\x1a\x14.antiphon.SavedReply\x12\x38\n\tDropSaved\x12\x1a.antiphon.DropSavedRequest\x1a\x0f.antiphon.Empty\x12\x37\n\x05Score\x12\x1c.antiphon.ScoreTokensRequest\x1a\x10.antiphon.Scores\x12\x32\n\x06Status\x12\x0f.antiphon.Empty\x1a\x17.antiphon.LearnerStatusb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -46,6 +46,20 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SNAPSHOTREPLY']._serialized_end=570
   _globals['_LEARNERSTATUS']._serialized_start=572
   _globals['_LEARNERSTATUS']._serialized_end=664
-  _globals['_LEARNER']._serialized_start=667
-  _globals['_LEARNER']._serialized_end=864
+  _globals['_AWAITCALLREQUEST']._serialized_start=666
+  _globals['_AWAITCALLREQUEST']._serialized_end=767
+  _globals['_CALLREPLY']._serialized_start=769
+  _globals['_CALLREPLY']._serialized_end=853
+  _globals['_AWAITSAVEDREQUEST']._serialized_start=855
+  _globals['_AWAITSAVEDREQUEST']._serialized_end=935
+  _globals['_SAVEDREPLY']._serialized_start=937
+  _globals['_SAVEDREPLY']._serialized_end=1041
+  _globals['_DROPSAVEDREQUEST']._serialized_start=1043
+  _globals['_DROPSAVEDREQUEST']._serialized_end=1089
+  _globals['_SCORETOKENSREQUEST']._serialized_start=1091
+  _globals['_SCORETOKENSREQUEST']._serialized_end=1160
+  _globals['_SCORES']._serialized_start=1162
+  _globals['_SCORES']._serialized_end=1227
+  _globals['_LEARNER']._serialized_start=1230
+  _globals['_LEARNER']._serialized_end=1669
 # @@protoc_insertion_point(module_scope)

@@ -67,3 +67,77 @@ class LearnerStatus(_message.Message):
     state: str
     progress: LearnerProgress
     def __init__(self, version: _Optional[int] = ..., state: _Optional[str] = ..., progress: _Optional[_Union[LearnerProgress, _Mapping]] = ...) -> None: ...
+
+class AwaitCallRequest(_message.Message):
+    __slots__ = ("step", "place", "digest", "forward_only", "wait_s")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_ONLY_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    place: int
+    digest: str
+    forward_only: bool
+    wait_s: float
+    def __init__(self, step: _Optional[int] = ..., place: _Optional[int] = ..., digest: _Optional[str] = ..., forward_only: _Optional[bool] = ..., wait_s: _Optional[float] = ...) -> None: ...
+
+class CallReply(_message.Message):
+    __slots__ = ("progress", "held", "done")
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    progress: LearnerProgress
+    held: int
+    done: bool
+    def __init__(self, progress: _Optional[_Union[LearnerProgress, _Mapping]] = ..., held: _Optional[int] = ..., done: _Optional[bool] = ...) -> None: ...
+
+class AwaitSavedRequest(_message.Message):
+    __slots__ = ("kind", "name", "version", "wait_s")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    name: str
+    version: int
+    wait_s: float
+    def __init__(self, kind: _Optional[str] = ..., name: _Optional[str] = ..., version: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
+
+class SavedReply(_message.Message):
+    __slots__ = ("progress", "digest", "bytes")
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    progress: LearnerProgress
+    digest: str
+    bytes: int
+    def __init__(self, progress: _Optional[_Union[LearnerProgress, _Mapping]] = ..., digest: _Optional[str] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class DropSavedRequest(_message.Message):
+    __slots__ = ("kind", "name")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    name: str
+    def __init__(self, kind: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+
+class ScoreTokensRequest(_message.Message):
+    __slots__ = ("version", "token_ids", "top")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    token_ids: bytes
+    top: int
+    def __init__(self, version: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., top: _Optional[int] = ...) -> None: ...
+
+class Scores(_message.Message):
+    __slots__ = ("logprobs", "top_ids", "top_logprobs")
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    TOP_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    logprobs: bytes
+    top_ids: bytes
+    top_logprobs: bytes
+    def __init__(self, logprobs: _Optional[bytes] = ..., top_ids: _Optional[bytes] = ..., top_logprobs: _Optional[bytes] = ...) -> None: ...

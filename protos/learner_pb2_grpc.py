@@ -45,6 +45,26 @@ class LearnerStub:
                 request_serializer=antiphon_dot_protos_dot_learner__pb2.AwaitSnapshotRequest.SerializeToString,
                 response_deserializer=antiphon_dot_protos_dot_learner__pb2.SnapshotReply.FromString,
                 _registered_method=True)
+        self.AwaitCall = channel.unary_unary(
+                '/antiphon.Learner/AwaitCall',
+                request_serializer=antiphon_dot_protos_dot_learner__pb2.AwaitCallRequest.SerializeToString,
+                response_deserializer=antiphon_dot_protos_dot_learner__pb2.CallReply.FromString,
+                _registered_method=True)
+        self.AwaitSaved = channel.unary_unary(
+                '/antiphon.Learner/AwaitSaved',
+                request_serializer=antiphon_dot_protos_dot_learner__pb2.AwaitSavedRequest.SerializeToString,
+                response_deserializer=antiphon_dot_protos_dot_learner__pb2.SavedReply.FromString,
+                _registered_method=True)
+        self.DropSaved = channel.unary_unary(
+                '/antiphon.Learner/DropSaved',
+                request_serializer=antiphon_dot_protos_dot_learner__pb2.DropSavedRequest.SerializeToString,
+                response_deserializer=antiphon_dot_protos_dot_records__pb2.Empty.FromString,
+                _registered_method=True)
+        self.Score = channel.unary_unary(
+                '/antiphon.Learner/Score',
+                request_serializer=antiphon_dot_protos_dot_learner__pb2.ScoreTokensRequest.SerializeToString,
+                response_deserializer=antiphon_dot_protos_dot_learner__pb2.Scores.FromString,
+                _registered_method=True)
         self.Status = channel.unary_unary(
                 '/antiphon.Learner/Status',
                 request_serializer=antiphon_dot_protos_dot_records__pb2.Empty.SerializeToString,
@@ -62,6 +82,30 @@ class LearnerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def AwaitSnapshot(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AwaitCall(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AwaitSaved(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DropSaved(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Score(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -85,6 +129,26 @@ def add_LearnerServicer_to_server(servicer, server):
                     servicer.AwaitSnapshot,
                     request_deserializer=antiphon_dot_protos_dot_learner__pb2.AwaitSnapshotRequest.FromString,
                     response_serializer=antiphon_dot_protos_dot_learner__pb2.SnapshotReply.SerializeToString,
+            ),
+            'AwaitCall': grpc.unary_unary_rpc_method_handler(
+                    servicer.AwaitCall,
+                    request_deserializer=antiphon_dot_protos_dot_learner__pb2.AwaitCallRequest.FromString,
+                    response_serializer=antiphon_dot_protos_dot_learner__pb2.CallReply.SerializeToString,
+            ),
+            'AwaitSaved': grpc.unary_unary_rpc_method_handler(
+                    servicer.AwaitSaved,
+                    request_deserializer=antiphon_dot_protos_dot_learner__pb2.AwaitSavedRequest.FromString,
+                    response_serializer=antiphon_dot_protos_dot_learner__pb2.SavedReply.SerializeToString,
+            ),
+            'DropSaved': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropSaved,
+                    request_deserializer=antiphon_dot_protos_dot_learner__pb2.DropSavedRequest.FromString,
+                    response_serializer=antiphon_dot_protos_dot_records__pb2.Empty.SerializeToString,
+            ),
+            'Score': grpc.unary_unary_rpc_method_handler(
+                    servicer.Score,
+                    request_deserializer=antiphon_dot_protos_dot_learner__pb2.ScoreTokensRequest.FromString,
+                    response_serializer=antiphon_dot_protos_dot_learner__pb2.Scores.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
@@ -146,6 +210,114 @@ class Learner:
             '/antiphon.Learner/AwaitSnapshot',
             antiphon_dot_protos_dot_learner__pb2.AwaitSnapshotRequest.SerializeToString,
             antiphon_dot_protos_dot_learner__pb2.SnapshotReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AwaitCall(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/antiphon.Learner/AwaitCall',
+            antiphon_dot_protos_dot_learner__pb2.AwaitCallRequest.SerializeToString,
+            antiphon_dot_protos_dot_learner__pb2.CallReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AwaitSaved(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/antiphon.Learner/AwaitSaved',
+            antiphon_dot_protos_dot_learner__pb2.AwaitSavedRequest.SerializeToString,
+            antiphon_dot_protos_dot_learner__pb2.SavedReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DropSaved(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/antiphon.Learner/DropSaved',
+            antiphon_dot_protos_dot_learner__pb2.DropSavedRequest.SerializeToString,
+            antiphon_dot_protos_dot_records__pb2.Empty.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Score(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/antiphon.Learner/Score',
+            antiphon_dot_protos_dot_learner__pb2.ScoreTokensRequest.SerializeToString,
+            antiphon_dot_protos_dot_learner__pb2.Scores.FromString,
             options,
             channel_credentials,
             insecure,

@@ -23,6 +23,7 @@ from typing import Any, Self, TypeVar
 import psutil
 import structlog
 
+from antiphon.core.client_records import CLIENT
 from antiphon.core.config import RunConfig
 from antiphon.core.config_sections import HOST, RecordSection
 from antiphon.core.devices import visible
@@ -160,7 +161,23 @@ def claim_run(
         display.message(f"note: {note}")
     place = run_directory.choose_run(config, run_id, home, options.fresh)
     run_directory.create(place, config)
-    run = LiveRun(place, config, home, display, options, interrupt)
+    return claim_place(place, config, home, display, options, interrupt)
+
+
+def claim_place(
+    place: RunPlace,
+    config: RunConfig,
+    home: Path,
+    display: RunDisplay | None = None,
+    options: RunOptions | None = None,
+    interrupt: Interrupt | None = None,
+) -> "LiveRun":
+    """Take the lock of a run whose folder is there and whose configuration was checked.
+
+    Raises:
+        ConfigError: when another process runs it.
+    """
+    run = LiveRun(place, config, home, display or RunDisplay(), options or RunOptions(), interrupt)
     run._leaving.enter_context(run_directory.lock(place.directory))
     return run
 
@@ -406,15 +423,16 @@ class LiveRun(ServiceCalls):
         scorers, scorer_address = list[ServiceSpec](), ""
         if config.reference.own_process:
             scorers, scorer_address = [service("scorer", "", scorer_port)], f"{dialled}:{scorer_port}"
-        reward = service("reward", address, scorer=scorer_address)
+        driven = config.environment.name == CLIENT  # which gives its own rewards
+        rewards = () if driven else (service("reward", address, scorer=scorer_address),)
         # All start at once: the others load their libraries while the coordinator opens its journal, and
         # call it until it answers. Engines take longest, so they come first.
         learner = service("learner", address)
         shown_alone = {**learner.environment, **visible(devices.learner, gpus)}
         learner = replace(learner, ranks=config.learner.ranks, environment=shown_alone)
-        for spec in (service("coordinator", "", port), *workers, learner, *scorers, reward):
+        for spec in (service("coordinator", "", port), *workers, learner, *scorers, *rewards):
             self.supervisor.start(spec)
-        say("services are starting: coordinator, learner, reward and workers")
+        say(f"services are starting: coordinator, learner, {'' if driven else 'reward '}and workers")
         self.supervisor.wait_ready("coordinator", services.start_timeout_s)
         if not workers and not config.provisioning.pool:
             waits_s = services.empty_fleet_timeout_s
@@ -423,9 +441,9 @@ class LiveRun(ServiceCalls):
                 say(f"  {line}")
         learner_port = self.supervisor.wait_ready("learner", services.start_timeout_s, say)
         load_libraries(config.record)  # a core is free now: engines take longest
-        for spec in (*scorers, reward, *workers):
+        for spec in (*scorers, *rewards, *workers):
             self.supervisor.wait_ready(spec.name, services.start_timeout_s)
-            if spec is reward and config.environment.name == HOST:
+            if spec in rewards and config.environment.name == HOST:
                 self._start_host(credentials.authority if credentials else b"")
 
         async def connect() -> None:  # on the loop, as channels want it

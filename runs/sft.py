@@ -39,7 +39,7 @@ from antiphon.runs.directory import lock
 from antiphon.runs.finding import RECORD
 from antiphon.services.learner.training import TrainedStep
 from antiphon.system.clock import wall_clock
-from antiphon.system.files import PREFIX, write_atomically
+from antiphon.system.files import PREFIX, append, write_atomically
 from antiphon.system.rows import Rows, named_files
 from antiphon.weights.payload_store import PayloadStore
 
@@ -168,6 +168,8 @@ def train(plan: SftPlan, home: Path, told: Callable[[Line], None]) -> list[Line]
             shutil.rmtree(left, ignore_errors=True)
         with learning(plan, plan.steps) as (trainer, held, step_of):
             lines = lines[: held.version]
+            write_atomically(log, _text_of(lines))
+            written = len(lines)
             curves = _Curves(plan, home, lines)
             write_record(plan)
             for step in range(held.version, plan.steps):
@@ -178,7 +180,8 @@ def train(plan: SftPlan, home: Path, told: Callable[[Line], None]) -> list[Line]
                         line["heldout_score"] = plan.task.score(Path(model))
                 lines.append(line)
                 if plan.due(step, learner.checkpoint_interval):
-                    write_atomically(log, "".join(json.dumps(one) + "\n" for one in lines).encode())
+                    append(log, _text_of(lines[written:]))
+                    written = len(lines)
                     trainer.save()
                 curves.draw([line])
                 told(line)
@@ -191,7 +194,14 @@ def train(plan: SftPlan, home: Path, told: Callable[[Line], None]) -> list[Line]
 def read_lines(folder: Path) -> list[Line]:
     """Return the figures of the steps that a training's folder records, up to its newest checkpoint."""
     log = folder / LOG
-    return [json.loads(line) for line in log.read_text().splitlines()] if log.is_file() else []
+    if not log.is_file():
+        return []
+    whole = log.read_text().rpartition("\n")[0]  # a process that was killed may have left half a line
+    return [json.loads(line) for line in whole.splitlines()]
+
+
+def _text_of(lines: Sequence[Line]) -> bytes:
+    return "".join(json.dumps(one) + "\n" for one in lines).encode()
 
 
 def write_record(plan: SftPlan, weights: str = "") -> None:

@@ -69,7 +69,7 @@ class LoopStages:
             reply = await self._learner.await_step(step, POLL_S)
             return reply.progress, reply.result
 
-        return await self._done_by_learner(f"step {step}", "learner.await_step", ask)
+        return await self.done_by_learner(f"step {step}", "learner.await_step", ask)
 
     async def broadcast(self, version: int) -> SnapshotManifest:
         """Publish `version` and, in elastic mode, wait until enough of the fleet holds it.
@@ -84,7 +84,7 @@ class LoopStages:
             reply = await self._learner.await_snapshot(version, POLL_S)
             return reply.progress, reply.manifest
 
-        manifest = await self._done_by_learner(f"broadcast {version}", "learner.await_snapshot", ask)
+        manifest = await self.done_by_learner(f"broadcast {version}", "learner.await_snapshot", ask)
         if self._config.loop.mode == "elastic":
             await self._end("broadcast", version)
         return manifest
@@ -110,7 +110,7 @@ class LoopStages:
         outage_s = self._config.services.outage_timeout_s
         return await retry_unavailable(what, attempt, self._stall_timeout_s, outage_s=outage_s)
 
-    async def _done_by_learner(
+    async def done_by_learner(
         self, stage: str, call: str, ask: Callable[[], Awaitable[tuple[LearnerProgress, _T | None]]]
     ) -> _T:
         """Poll the learner until it has done something; its counter says whether it moves."""

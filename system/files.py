@@ -53,6 +53,21 @@ def write_atomically(path: Path, payload: bytes, mode: int = 0o600) -> None:
         raise unusable(error, path.parent) from error
 
 
+def append(path: Path, payload: bytes) -> None:
+    """Write behind the end of a file, flushed to the disk; a kill may leave a part of it.
+
+    Raises:
+        UnavailableError: as `write_atomically`.
+    """
+    try:
+        with path.open("ab") as file:
+            file.write(payload)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise unusable(error, path.parent) from error
+
+
 def hold(path: Path, shared: bool = False) -> IO[bytes] | None:
     """Lock a file, made when missing, until the returned handle is closed; None where others hold it."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -318,14 +318,17 @@ class PayloadStore:
         with self._guard:
             return {version: self.manifest(version).weights_digest for version in self.versions()}
 
-    def prune_announced(self, version: int, kept: int, recorded: int | None = None) -> None:
+    def prune_announced(
+        self, version: int, kept: int, recorded: int | None = None, pinned: Collection[int] = ()
+    ) -> None:
         """Keep the newest `kept` versions up to the one that is announced, and all that wait for that.
 
-        Those above `recorded` stay too, as the records of the run need them still; None: nothing does.
+        Those above `recorded` stay too, as the records of the run need them still; None: nothing does. So do
+        those that are `pinned`.
         """
         with self._guard:
             held = self.versions()
-            old = [found for found in held if found <= version][:-kept]
+            old = [found for found in held if found <= version and found not in pinned][:-kept]
             old = [found for found in old if recorded is None or found <= recorded]
             self.prune([self.manifest(found) for found in held if found not in old])
 

@@ -31,6 +31,8 @@ class Scope(StrEnum):
     """Fetch manifests and chunks of weights."""
     SAMPLE = "sample"
     """Ask the gateway for tokens, and report rewards: hosts of environments."""
+    DOOR = "door"
+    """Sample and train through the front door: clients with loops of their own."""
     ADMIN = "admin"
     """Everything: the run's own services, and people who look after it."""
 

@@ -77,7 +77,7 @@ _BY_SERVICE: dict[str, dict[Scope, str]] = {
         "PullForAudit SubmitAudit Drain NoteOrders",
     },
     "Broadcast": {Scope.PULL: "GetChunks Where GetBlocks"},
-    "Learner": {Scope.ADMIN: "AwaitStep AwaitSnapshot Status"},
+    "Learner": {Scope.ADMIN: "AwaitStep AwaitSnapshot AwaitCall AwaitSaved DropSaved Score Status"},
     "Scorer": {Scope.ADMIN: "Score"},
 }
 SCOPE_OF: dict[str, Scope] = {

@@ -28,4 +28,8 @@ class LearnerClient(Client, Learner):
 
     await_step = asks(LEARNER_CALLS, Learner.await_step)
     await_snapshot = asks(LEARNER_CALLS, Learner.await_snapshot)
+    await_call = asks(LEARNER_CALLS, Learner.await_call)
+    await_saved = asks(LEARNER_CALLS, Learner.await_saved)
+    drop_saved = asks(LEARNER_CALLS, Learner.drop_saved)
+    score = asks(LEARNER_CALLS, Learner.score)
     status = asks(LEARNER_CALLS, Learner.status)

@@ -20,10 +20,13 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from antiphon.core.broadcast.probe import PROBE_TOKENS, probe_tokens
 from antiphon.core.capacity.model_shape import frozen_names
+from antiphon.core.client_records import AdamParameters
 from antiphon.core.config import RunConfig
 from antiphon.core.config_sections import LearnerSection
 from antiphon.core.digests import digest_file
@@ -34,6 +37,7 @@ from antiphon.core.records import Probe
 from antiphon.core.seeds import derive_seed
 from antiphon.cpu.layers import compile_blocks
 from antiphon.services.learner.adapters import Adapters
+from antiphon.services.learner.client_losses import ClientBatch, figures_of, losses_of
 from antiphon.services.learner.objective import Objective, TokenMetrics, UpdateTotals
 from antiphon.services.learner.packing import MicroBatch, probe_batch
 from antiphon.services.learner.policy import (
@@ -157,6 +161,7 @@ class DeepSpeedEngine:
                 config.reference,
                 config.model.head == "float32",
             )
+        self._objective = objective
         sources = self._ranks.texts(objective.source)
         with self._ranks.together():
             if other := next((rank for rank, one in enumerate(sources) if one != sources[0]), 0):
@@ -183,7 +188,8 @@ class DeepSpeedEngine:
         self._stage = section.stage
         # An engine scores them as a prompt, with room for one token more.
         scored = min(PROBE_TOKENS, config.rollout.max_model_tokens - 2)
-        self._probed = probe_tokens(causal_model.config.get_text_config().vocab_size, scored)
+        self.vocabulary: int = causal_model.config.get_text_config().vocab_size
+        self._probed = probe_tokens(self.vocabulary, scored)
         self._dtype = section.dtype
         vectors = [one for one in causal_model.parameters() if len(getattr(one, "ds_shape", "  ")) == 1]
         with deepspeed.zero.GatheredParameters(vectors):  # norms are tried
@@ -263,6 +269,64 @@ class DeepSpeedEngine:
         for group in self._optimizer.param_groups:
             group["lr"] = self.learning_rate * share
         return self._apply()
+
+    def step_with(self, adam: AdamParameters) -> float:
+        """Make one optimizer update from the gradients that `add_client` summed; return their norm before
+        the clip.
+
+        Raises:
+            IntegrityError: when the gradient is no number; make a new engine then.
+        """
+        # Both places, as DeepSpeed's stages look at one or the other.
+        self._engine._config.gradient_clipping = adam.grad_clip_norm
+        if self._stage:
+            self._engine.optimizer.clip_grad = adam.grad_clip_norm
+        for group in self._optimizer.param_groups:
+            group["lr"], group["betas"] = adam.learning_rate, (adam.beta1, adam.beta2)
+            group["eps"], group["weight_decay"] = adam.eps, adam.weight_decay
+        return self._apply()
+
+    @_refusal_named()
+    def add_client(
+        self, batch: ClientBatch, backward: bool = True
+    ) -> tuple[torch.Tensor, npt.NDArray[np.float64]]:
+        """Add the gradients of a client's data to those of the update under way; on one rank.
+
+        Args:
+            batch: the micro-batch.
+            backward: False computes the same and adds nothing.
+
+        Returns:
+            The logprobs [R, T] of the targets, float32 nats at temperature 1, on the CPU, and `FIGURES`.
+
+        Raises:
+            IntegrityError: when the loss is no number; nothing of this micro-batch was added then.
+            ConfigError: when the model computes something in no fixed order.
+        """
+        batch = batch.to(self._engine.device)
+        failpoints.reach("learner.forward")
+        with torch.set_grad_enabled(backward):
+            logprobs = self._engine(batch.positions, temperature=1.0).float()
+            losses = losses_of(logprobs, batch, self._objective.importance_weights)
+            loss = losses.costs.sum()
+        if not math.isfinite(float(loss.detach())):
+            worst = int((~torch.isfinite(losses.costs)).any(1).nonzero()[0]) if loss.isnan() else 0
+            raise IntegrityError(
+                f"the loss {batch.loss} is {float(loss.detach())} at datum {batch.order[worst]} of a "
+                "micro-batch; look at its logprobs, weights and advantages"
+            )
+        if backward:
+            failpoints.reach("learner.backward")
+            self._engine.backward(loss)
+        logprobs = logprobs.detach()
+        return logprobs.cpu(), figures_of(logprobs, batch, losses)
+
+    def drop_gradients(self) -> None:
+        """Forget the gradients of the update under way."""
+        held = self._engine.optimizer if self._stage else self._engine
+        held.zero_grad()
+        for group in getattr(held, "all_grad_tensors", {}):  # where stages 1 and 2 have the sums
+            held.all_grad_tensors[group] = None
 
     @_refusal_named()
     def sum_gradients(
@@ -480,13 +544,21 @@ class DeepSpeedEngine:
         parts = self._ranks.texts(json.dumps(digests))
         return {name: digest for part in parts for name, digest in json.loads(part).items()}
 
-    def load(self, folder: Path) -> dict[str, Any]:
+    def load(self, folder: Path, optimizer: bool = True) -> dict[str, Any]:
         """Load what `save` wrote, and return its client state; its bytes must have been checked.
+
+        Without `optimizer` the moments of the optimizer stay as they are.
 
         Raises:
             IntegrityError: when the folder holds no checkpoint of this shape.
         """
-        path, state = self._engine.load_checkpoint(str(folder), tag=_TAG, load_module_strict=self._trains_all)
+        path, state = self._engine.load_checkpoint(
+            str(folder),
+            tag=_TAG,
+            load_module_strict=self._trains_all,
+            load_optimizer_states=optimizer,
+            load_module_only=not optimizer and not self._stage,
+        )
         if path is None:
             raise IntegrityError(f"there is no DeepSpeed checkpoint in {folder}; remove the folder")
         return dict(state)

@@ -6,7 +6,7 @@ version is announced, while the next step may train.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import closing
 
 import structlog
@@ -66,13 +66,14 @@ class SnapshotPublisher(Publishing):
         choice: PayloadChoice | None = None,
         recorded: Callable[[], int | None] = lambda: None,
         trained: Callable[[Tensors], int] = count,
+        pinned: Callable[[], Collection[int]] = tuple,
     ) -> None:
         """Write into the origin's store, where the newest `snapshots_kept` announced versions stay.
 
         Chunks have `chunk_bytes`, or what suits the payload. Without a `signer` manifests are not signed.
         No snapshot is begun below the floor of `space`. `choice` says what is made of a snapshot for
         workers elsewhere. `recorded` returns the newest version that the run's records need no more, and
-        `trained` how many parameters of a model are trained.
+        `trained` how many parameters of a model are trained. Versions that `pinned` returns stay stored.
         """
         self._run_id = run_id
         self._payloads = payloads
@@ -81,6 +82,7 @@ class SnapshotPublisher(Publishing):
         self._signer = signer
         self._space = space
         self._choice, self._recorded, self._trained = choice, recorded, trained
+        self._pinned = pinned
         self._said_left_out = False
         self.progress = ProgressCounter()
 
@@ -104,7 +106,9 @@ class SnapshotPublisher(Publishing):
             if self._choice is not None and len(manifest.payloads) == 1:
                 # Before old versions go: the oldest of them is the longest rung's parent.
                 self._add_payloads(manifest, self._choice)
-            self._payloads.prune_announced(version, self._snapshots_kept, self._recorded())
+            self._payloads.prune_announced(
+                version, self._snapshots_kept, self._recorded(), self._pinned()
+            )
             return dataclasses.replace(self._payloads.manifest(version), origin=origin)
         except UnavailableError as error:
             raise ContractError(f"version {version} cannot be published: {error}") from None

@@ -17,9 +17,11 @@ import numpy.typing as npt
 import structlog
 import torch
 
+from antiphon.core.client_checks import check_adam
+from antiphon.core.client_records import CLIENT, CallResult, LoadOrder, TrainingCall
 from antiphon.core.config import RunConfig
 from antiphon.core.digests import digest_bytes
-from antiphon.core.errors import AntiphonError, ConfigError, IntegrityError
+from antiphon.core.errors import AntiphonError, ConfigError, ContractError, IntegrityError
 from antiphon.core.learning_rate import rate_share
 from antiphon.core.metrics import LEARNER_METRICS, staleness_metric
 from antiphon.core.ranks.plan import PLAN_VERSION
@@ -27,7 +29,9 @@ from antiphon.core.reference_config import WHO_SCORES
 from antiphon.core.reporting.replay_checks import CPU, exact_on
 from antiphon.core.seeds import derive_seed
 from antiphon.core.trust.audit import SampleStatistics
+from antiphon.lineage.client_steps import decode_step, is_client_step
 from antiphon.lineage.rollout_table import LeftOut, read_batch
+from antiphon.services.learner.accumulation import Accumulation, Sums
 from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.services.learner.deepspeed_engine import DeepSpeedEngine
 from antiphon.services.learner.figures import REFERRED, Figures, gather_figures
@@ -36,6 +40,7 @@ from antiphon.services.learner.own_objective import own_objective
 from antiphon.services.learner.packing import MicroBatch, Packing, deal_groups
 from antiphon.services.learner.progress import ProgressCounter
 from antiphon.services.learner.ranks.group import ALONE, Order, join
+from antiphon.services.learner.saved import SavedFolder
 from antiphon.services.learner.training import TrainedStep, Training
 
 Floats = npt.NDArray[np.float64]
@@ -52,12 +57,18 @@ class Trainer(Training):
         config: RunConfig,
         checkpoints: CheckpointStore,
         make_engine: Callable[[RunConfig], DeepSpeedEngine] = DeepSpeedEngine,
+        saved: SavedFolder | None = None,
     ) -> None:
-        """Prepare; the engine is made by `start`. Checkpoints of another configuration are refused."""
+        """Prepare; the engine is made by `start`. Checkpoints of another configuration are refused.
+
+        `saved` has what clients saved in this home; without it no step of a client can load weights.
+        """
         self._config = config
         self._checkpoints = checkpoints
         self._make_engine = make_engine
+        self._saved = saved
         self._engine: DeepSpeedEngine | None = None
+        self._calls: Accumulation | None = None
         self._updates = config.algorithm.updates_per_step
         self._share = rate_share(config.learner, config.run.steps, self._updates)
         self.ranks = ALONE
@@ -81,7 +92,7 @@ class Trainer(Training):
             if checkpoint is not None:
                 with self.ranks.together():
                     self._check_world(checkpoint)
-            self._engine = self._make_engine(self._config)
+            self._make()
             self.version = 0
             if checkpoint is not None:
                 self._load(checkpoint)
@@ -93,12 +104,102 @@ class Trainer(Training):
         self.ranks.close()
         self.ranks = ALONE
 
+    def _make(self) -> None:
+        self._engine = self._make_engine(self._config)
+        if self._config.environment.name == CLIENT:
+            self._calls = Accumulation(self._config, self._engine, self.progress)
+
     def _drop(self) -> None:
+        self._calls = None
         if self._engine is not None:
             self._engine.close()
             self._engine = None
 
+    def held_calls(self) -> Sequence[str]:
+        return self._accumulation().digests
+
+    def call(self, call: TrainingCall, digest: str) -> CallResult:
+        calls = self._accumulation()
+        result = calls.forward(call) if call.forward_only else calls.add(call, digest)
+        assert result is not None, "an answer was asked for"
+        return result
+
+    def save_to(self, checkpoints: CheckpointStore) -> int:
+        own, self._checkpoints = self._checkpoints, checkpoints
+        try:
+            return self.save()
+        finally:
+            self._checkpoints = own
+
+    def _accumulation(self) -> Accumulation:
+        self._held()
+        if self._calls is None:
+            raise ContractError(
+                f"this run has the environment {self._config.environment.name}; only runs of "
+                f"environment.name={CLIENT} train on a client's calls"
+            )
+        return self._calls
+
+    def _train_client(self, step: int, payload: bytes) -> TrainedStep:
+        """Train on a client's step file: the calls that are held already are not computed again."""
+        begun, said = time.perf_counter(), decode_step(payload)
+        calls, engine = self._accumulation(), self._held()
+        if step != self.version:
+            raise IntegrityError(f"step {step} cannot train on version {self.version}; restore first")
+        metrics = {metric.name: 0.0 for metric in LEARNER_METRICS}
+        if isinstance(said.order, LoadOrder):
+            self.version = -1
+            engine = self._load_saved(said.order)
+        else:
+            try:
+                check_adam(said.order)
+                if calls.digests != list(said.digests[: len(calls.digests)]):
+                    calls.drop()
+                held = len(calls.digests)
+                for call, digest in zip(said.calls[held:], said.digests[held:], strict=True):
+                    calls.add(call, digest, answer=False)
+            except ContractError as error:
+                raise IntegrityError(f"the step file of step {step} cannot be trained on: {error}") from error
+            # Until the update is done the engine stands between two versions.
+            self.version = -1
+            sums = calls.close()
+            metrics |= _client_metrics(sums, engine.step_with(said.order))
+            metrics["learning_rate"] = said.order.learning_rate
+        self.version = step + 1
+        metrics["train_s"] = time.perf_counter() - begun
+        exactness = exact_on(device_name(), 1)
+        return TrainedStep(
+            self.version, engine.weights(), metrics, {}, "" if exactness == exact_on(CPU, 1) else exactness
+        )
+
+    def _load_saved(self, order: LoadOrder) -> DeepSpeedEngine:
+        """Hold saved weights in a new engine, whose optimizer has no moments but the saved ones.
+
+        Raises:
+            IntegrityError: when they are not there, or not those that were saved.
+        """
+        if self._saved is None:
+            raise IntegrityError(f"the weights {order.source.path} are not here; bring the folder of that run")
+        folder = self._saved.weights_of(order.source)
+        self._drop()
+        self._make()
+        assert self._engine is not None, "it was just made"
+        try:
+            self._engine.load(folder, order.optimizer)
+        except RuntimeError as error:  # torch's word for tensors of other shapes
+            words = " ".join(str(error).split())[:200]
+            raise IntegrityError(f"the weights {order.source.path} are of another model: {words}") from error
+        found = self._engine.weights().digest()
+        if found != order.digest:
+            raise IntegrityError(
+                f"the weights {order.source.path} are {found[:12]}, but {order.digest[:12]} were to be loaded; "
+                "they were saved again since, or are of another model"
+            )
+        return self._engine
+
     def train(self, step: int, payload: bytes) -> TrainedStep:
+        if is_client_step(payload):
+            return self._train_client(step, payload)
         self.ranks.order(Order.TRAIN, step, digest_bytes(payload))
         with self.ranks.running():
             return self._train(step, lambda: payload)
@@ -329,6 +430,20 @@ def _bytes_in(folder: Path) -> int:
         return sum(path.stat().st_size for path in folder.rglob("*"))
     except OSError:
         return 0
+
+
+def _client_metrics(sums: Sums, norm: float) -> dict[str, float]:
+    loss, tokens, ratio, clipped, apart = sums.figures.tolist()
+    return {
+        "loss": loss,
+        "gradient_norm": norm,
+        "completion_tokens": tokens,
+        "trajectories": float(sums.data),
+        "micro_batches": float(sums.micro_batches),
+        "ratio_mean": ratio / tokens if tokens else 0.0,
+        "clip_share": clipped / tokens if tokens else 0.0,
+        "kl_k1": apart / tokens if tokens else 0.0,
+    }
 
 
 def _totals(left_out: Sequence[LeftOut], dealt: Collection[str], updates: int) -> UpdateTotals:

@@ -8,7 +8,6 @@ here are sockets, bodies and waits.
 import asyncio
 import hmac
 import secrets
-import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
@@ -20,7 +19,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import structlog
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, ConfigError, UnavailableError
@@ -31,7 +30,7 @@ from antiphon.environments.host import HostEnvironment
 from antiphon.lineage.hosts import HOST_TOKEN, GatewayRecord, read_gateway, write_gateway
 from antiphon.models.codec import TextCodec
 from antiphon.models.rendering import Renderer
-from antiphon.net.rpc.serving import check_host, is_loopback
+from antiphon.net.http_serving import certificate, listening, read_json
 from antiphon.net.security.credentials import read_token
 from antiphon.net.security.guard import Guard
 from antiphon.net.security.keys import make_private_folder, write_private
@@ -55,8 +54,6 @@ REPORT_BYTES = 64 << 20
 """Of a report, which has all tokens of an episode."""
 BODY_S = 60.0
 """Longest time that a body may take to arrive."""
-IDLE_S = 75.0
-"""Time after which a connection without a request is closed."""
 CHARACTERS = 16
 """Most of a text for each token of the context: longer ones need not be made tokens of to be refused."""
 _NEUTRAL = {
@@ -462,13 +459,9 @@ async def _handle(
         limited = request if kind is ReportBody else request.clone(client_max_size=BODY_BYTES)
         async with asyncio.timeout(BODY_S):
             read = await limited.read()
-        body = kind.model_validate_json(read, strict=True)
     except TimeoutError:
         raise Refused(408, f"the body did not arrive within {BODY_S:g} s; send it again") from None
-    except ValidationError as error:
-        fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = ".".join(map(str, fault["loc"])) or "the body"
-        raise Refused(400, f"{where[:200]}: {fault['msg'][:300]}") from None
+    body = read_json(kind, read)
     if (name := getattr(body, "model", MODEL)) != MODEL:
         raise Refused(404, f"there is no model {name[:80]!r} here; the policy is called {MODEL}")
     found = await work(body, request)
@@ -544,23 +537,7 @@ async def open_gateway(
     before = int(record.url.rpartition(":")[2] or 0)
     port = section.port or (before if before and is_free(before, section.address) else 0)
     port = port or free_port(section.address)
-    context = _certificate(config)
-    runner = web.AppRunner(
-        gateway.application(),
-        access_log=None,
-        handler_cancellation=True,
-        shutdown_timeout=1.0,
-        keepalive_timeout=IDLE_S,
-    )
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, section.address, port, ssl_context=context, reuse_address=True).start()
-    except OSError as error:
-        await runner.cleanup()
-        raise ConfigError(
-            f"gateway.port={port} on {section.address} cannot be listened on ({error.strerror}); give "
-            "another one, or 0 for a free one"
-        ) from error
+    context = certificate(section.address, config.services.credentials, "gateway.address")
     reached = section.address if context is None else config.services.reached_at
     url = f"{'http' if context is None else 'https'}://{reached}:{port}"
 
@@ -582,21 +559,9 @@ async def open_gateway(
             _log.warning("gateway.unkept", error=str(error))
 
     gateway.keep = keep
-    keep()
     try:
-        yield gateway
+        async with listening(gateway.application(), section.address, port, context, "gateway.port"):
+            keep()
+            yield gateway
     finally:
-        await runner.cleanup()
         keep()
-
-
-def _certificate(config: RunConfig) -> ssl.SSLContext | None:
-    """Return what encrypts; None on loopback, where others have no authority to check it by."""
-    address, bundle = config.gateway.address, config.services.credentials
-    if bundle is None:
-        check_host(address, "gateway.address")
-    if bundle is None or is_loopback(address):
-        return None
-    folder, context = Path(bundle).expanduser(), ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
-    return context

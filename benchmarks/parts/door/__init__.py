@@ -1,1 +1,1 @@
-"""What `benchmarks/door.py` is made of: environments of clients, a served home, and what is measured on it."""
+"""What `benchmarks/door.py` is made of: clients' environments, a served home, and what is measured on it."""

@@ -1,0 +1,888 @@
+"""Door: sessions, models, samplers and futures of clients, and what is done for them in which order.
+
+A call is in the journal before its id is given, and its answer before it is told, so that a door that was
+killed takes up whatever has no answer. The calls of one model are done one after the other by their `seq_id`;
+requests for samples wait for nobody. HTTP is `server`'s, services are behind `ClientRuns`.
+"""
+
+import asyncio
+import json
+import re
+import secrets
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import structlog
+from pydantic import BaseModel
+
+from antiphon.api.client_run import ClientRun, ClientRuns, ModelOrder, SavedVersion
+from antiphon.core.client_records import Datum, SampleRequest, SavedWeights, TrainingCall
+from antiphon.core.config import RunConfig
+from antiphon.core.digests import digest_bytes
+from antiphon.core.errors import AntiphonError, ConfigError, ContractError, IntegrityError, UnavailableError
+from antiphon.net.http_serving import read_json
+from antiphon.protos import tinker_pb2 as pb
+from antiphon.services.door import journal as kept
+from antiphon.services.door import wire
+from antiphon.services.door.journal import Form, Journal, open_journal
+from antiphon.system.clock import wall_clock
+from antiphon.system.wakeup import Wakeup
+
+HOLD_S = 40.0
+"""Longest time that a poll is held; clients give it 45 s, and poll again at once when it is answered."""
+POLL_S = 20.0
+"""Longest single wait for samples."""
+RETRY_S = 1.0
+"""Pause before services that did not answer are asked again."""
+TICK_S = 2.0
+"""Pause between two looks at what is silent or expired."""
+EXPIRY_S = 60.0
+"""Pause between two looks at weights whose time is over."""
+MOST_WAITING = 1024
+"""Requests for samples of one model that are taken in and not answered; the client keeps the others."""
+_SAVED = re.compile(r"tinker://([A-Za-z0-9._-]+)/(weights|sampler_weights)/([A-Za-z0-9._-]+)")
+_EPHEMERAL = re.compile(r"session-\d+|base-version")
+"""Names of what is saved for samplers without one; not listed."""
+_STABLE = (
+    "stable_reinforce is unpublished, so it is not served here; pass loss_fn=importance_sampling (recipes: "
+    "loss_fn=importance_sampling), or serve with door.stable_reinforce=ours"
+)
+_T = TypeVar("_T")
+_log = structlog.get_logger(__name__)
+
+
+class Unknown(ContractError):
+    """Something that a call names and that is not here: status 404."""
+
+
+class Gone(ContractError):
+    """A future or session that is here no more: status 410, upon which clients ask anew."""
+
+
+class Busy(ContractError):
+    """More than is taken in: status 429, upon which clients wait."""
+
+
+class Session(BaseModel):
+    """A client."""
+
+    id: str
+    owner: str
+    created: float
+    """Unix seconds."""
+    finished: bool = False
+    metadata: dict[str, Any] | None = None
+
+
+class Model(BaseModel):
+    """A model of a client: one run."""
+
+    id: str
+    session: str
+    run_id: str
+    base_model: str
+    rank: int
+    next_seq: int = 0
+    """The call that is done next; 0 creates it."""
+    stepped_seq: int = 0
+    """The call that made its newest version; those after it add up."""
+    metadata: dict[str, Any] | None = None
+
+
+class Sampler(BaseModel):
+    """What a client samples from: a version of a run, or its newest ones."""
+
+    id: str
+    session: str
+    run_id: str = ""
+    """Empty: of the base model, until it is known which run has its weights."""
+    version: int | None = None
+    """None: the newest ones, swaps included."""
+    base_model: str
+    path: str | None = None
+    kept: str = ""
+    """Name by which the version's weights are kept for it."""
+
+
+@dataclass(slots=True)
+class Future:
+    """A call, and what came of it."""
+
+    id: str
+    of: str
+    seq: int
+    call: str
+    step: int | None = None
+    form: Form | None = None
+    answer: bytes | None = None
+    """Until it was told; then it is in the journal alone."""
+    told_at: float | None = None
+    waiting_for: str = ""
+    change: Wakeup = field(default_factory=Wakeup)
+    written: "asyncio.Future[None] | None" = None
+
+
+@dataclass(slots=True)
+class _Line:
+    """The calls of one model that are not done."""
+
+    waiting: dict[int, Future] = field(default_factory=dict)
+    held: list[Future] = field(default_factory=list)
+    """Those that add up for the next step."""
+    calls: dict[str, TrainingCall] = field(default_factory=dict)
+    """What they say, by their ids, as far as it was read."""
+    busy: bool = False
+
+
+class Door:
+    """What clients ask for; `open_door` makes one."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        name: str,
+        runs: ClientRuns,
+        journal: Journal,
+        tasks: asyncio.TaskGroup,
+        clock: Callable[[], float],
+    ) -> None:
+        """Take up what the journal has; `name` begins the ids of runs."""
+        self._config, self._name, self._runs, self._journal = config, name, runs, journal
+        self._tasks, self._clock = tasks, clock
+        self.sessions = {one.id: one for one in map(Session.model_validate_json, journal.things("session"))}
+        self.models = {one.id: one for one in map(Model.model_validate_json, journal.things("model"))}
+        self.samplers = {one.id: one for one in map(Sampler.model_validate_json, journal.things("sampler"))}
+        self._lines = {name: _Line() for name in self.models}
+        self._futures: dict[str, Future] = {}
+        self._told: deque[Future] = deque()
+        """By the time at which they were told."""
+        self._sampling: dict[str, int] = {}
+        """Session -> requests that are not answered."""
+        self._queued: dict[str, int] = {}
+        """Model, by its run -> requests that are not answered."""
+        now = clock()
+        self._beats = {one.id: float("-inf") if one.finished else now for one in self.sessions.values()}
+        self._open: set[str] = set()
+        """Runs whose services this door started."""
+        self._base = asyncio.Lock()
+        self._running: set[asyncio.Task[None]] = set()
+        self.polls = self.answered = 0
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._tasks.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    def stop(self) -> None:
+        """Leave everything as it is in the journal."""
+        for task in self._running:
+            task.cancel()
+
+    def take_up(self) -> None:
+        """Begin with what has no answer, and look at what is silent or expired from now on."""
+        self._spawn(self._look())
+        for row in self._journal.rows():
+            future = Future(row.id, row.of, row.seq, row.call, row.step, row.form, None, row.told_at)
+            self._futures[row.id] = future
+            if row.told_at is not None:
+                self._told.append(future)
+            model = self.models.get(row.of)
+            if model is not None and row.form == "protobuf" and row.seq > model.stepped_seq:
+                if not wire.read_call(self._journal.body(row.id)).forward_only:
+                    self._lines[model.id].held.append(future)
+            elif row.form is None:
+                self._begin(future)
+        self._told = deque(sorted(self._told, key=lambda one: one.told_at or 0.0))
+
+    # Sessions.
+
+    async def create_session(self, owner: str, said: wire.NewSession) -> dict[str, Any]:
+        """Begin a session."""
+        made = Session(
+            id=secrets.token_hex(6), owner=owner, created=wall_clock(), metadata=said.user_metadata
+        )
+        await self._journal.write(kept.keep("session", made.id, _bytes(made)))
+        self.sessions[made.id], self._beats[made.id] = made, self._clock()
+        warning = wire.sdk_warning(said.sdk_version)
+        if warning:
+            _log.warning("door.sdk_unknown", version=said.sdk_version[:40], session=made.id)
+        _log.info("session.began", session=made.id, owner=owner)
+        return {"type": "create_session", "session_id": made.id} | (
+            {"warning_message": warning} if warning else {}
+        )
+
+    def session(self, owner: str, name: str) -> Session:
+        """Return a session of this owner, which is alive again.
+
+        Raises:
+            Unknown: when there is none.
+        """
+        found = self.sessions.get(name)
+        if found is None or found.owner != owner:
+            raise Unknown(f"there is no session {name[:80]} of yours here; create one")
+        self._beats[name] = self._clock()
+        return found
+
+    def beat(self, owner: str, name: str) -> None:
+        """Hear that a client is there.
+
+        Raises:
+            Gone: when its session is unknown, or was finished: the client beats no more.
+        """
+        found = self.sessions.get(name)
+        if found is None or found.owner != owner or found.finished:
+            raise Gone(f"there is no session {name[:80]} any more; create one")
+        self._beats[name] = self._clock()
+
+    async def finish(self, owner: str, name: str) -> None:
+        """End a session: its models keep what they have and give their places back."""
+        session = self.session(owner, name)
+        session.finished = True
+        await self._journal.write(kept.keep("session", name, _bytes(session)))
+        self._beats[name] = float("-inf")
+
+    async def _look(self) -> None:
+        """Look at what is silent or expired, for ever."""
+        looked = self._clock()
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._forget()
+            try:
+                await self._close_silent()
+                if self._clock() - looked > EXPIRY_S:
+                    looked = self._clock()
+                    await self._drop_expired()
+            except UnavailableError as error:  # the next look tries again
+                _log.warning("door.look", error=str(error))
+
+    def _forget(self) -> None:
+        now = wall_clock()
+        again: list[Future] = []
+        while self._told and now - (self._told[0].told_at or 0.0) > self._config.door.future_ttl_s:
+            future = self._told.popleft()
+            line = self._lines.get(future.of)
+            if line is not None and future in line.held:  # the step asks for it again
+                again.append(future)
+                continue
+            del self._futures[future.id]
+            self._journal.note(kept.forget(future.id))
+        self._told.extendleft(reversed(again))
+
+    async def _drop_expired(self) -> None:
+        if not self._open:
+            return
+        for one in await asyncio.to_thread(self._runs.saved):
+            if (
+                one.expires_at is not None
+                and one.expires_at < wall_clock()
+                and one.saved.run_id in self._open
+            ):
+                run = await self._runs.open(one.saved.run_id)
+                await run.drop(one.saved)
+                _log.info("weights.expired", path=one.saved.path)
+
+    async def _close_silent(self) -> None:
+        now, patience_s = self._clock(), self._config.door.session_timeout_s
+        used: set[str] = set()
+        for name in self.sessions:
+            busy = self._sampling.get(name, 0) > 0
+            busy |= any(self._lines[one.id].busy for one in self.models.values() if one.session == name)
+            if busy or now - self._beats[name] <= patience_s:
+                used |= {one.run_id for one in self.models.values() if one.session == name}
+                used |= {one.run_id for one in self.samplers.values() if one.session == name}
+        for run_id in self._open - used:
+            self._open.discard(run_id)
+            await self._runs.close(run_id)
+            _log.info("model.closed", run=run_id)
+
+    async def _run(self, run_id: str) -> ClientRun:
+        self._open.add(run_id)
+        return await self._runs.open(run_id)
+
+    # Futures.
+
+    async def retrieve(self, name: str) -> tuple[Form, bytes] | Future:
+        """Return the answer to a call, or the call when there is none within `HOLD_S`.
+
+        Raises:
+            Gone: for one that is not known, or no more.
+        """
+        self.polls += 1
+        future = self._futures.get(name)
+        if future is None:
+            raise Gone(f"there is no answer to {name[:80]} here any more; ask again")
+        deadline = self._clock() + HOLD_S
+        while future.form is None:
+            if not await future.change.wait(deadline - self._clock()):
+                return future
+        said = self._journal.answer(name) if future.answer is None else future.answer
+        if future.told_at is None:
+            future.told_at, future.answer = wall_clock(), None
+            self._told.append(future)
+            self._journal.note(kept.told(name, future.told_at))
+        return future.form, said
+
+    async def submit(self, name: str, of: str, seq: int, call: str, body: bytes) -> Future:
+        """Take a call in, or find it again when it is a repetition; it is on the disk then.
+
+        Raises:
+            ContractError: when another call had this number.
+            UnavailableError: when the journal cannot be written.
+        """
+        future = self._futures.get(name)
+        if future is None:
+            future = self._futures[name] = Future(name, of, seq, call)
+            future.written = asyncio.ensure_future(self._journal.write(kept.begin(name, of, seq, call, body)))
+            try:
+                await asyncio.shield(future.written)
+            except UnavailableError:
+                self._futures.pop(name, None)
+                raise
+            future.written = None
+            self._begin(future)
+            return future
+        if future.written is not None:
+            await asyncio.shield(future.written)
+        before = self._journal.body(name)
+        if future.call != call or (before != body and not _same(call, before, body)):
+            raise ContractError(
+                f"number {seq} of {of} was another call before; two clients use one model or session: let "
+                "each create its own"
+            )
+        return future
+
+    async def refuse(self, sentence: str, category: str = "user") -> Future:
+        """Return a future whose answer is that a call cannot be."""
+        future = await self.submit(f"refused:{secrets.token_hex(6)}", "", 0, "refused", b"")
+        await self._finish(future, "error", _error(sentence, category))
+        return future
+
+    def _begin(self, future: Future) -> None:
+        model = self.models.get(future.of)
+        if model is not None:
+            line = self._lines[model.id]
+            line.waiting[future.seq] = future
+            if not line.busy and model.next_seq in line.waiting:
+                line.busy = True
+                self._spawn(self._work(model, line))
+        elif future.of in self.samplers:
+            self._count(future, 1)
+            self._spawn(self._sample(future))
+
+    def _count(self, future: Future, more: int) -> None:
+        sampler = self.samplers[future.of]
+        for counts, name in ((self._sampling, sampler.session), (self._queued, sampler.run_id or "base")):
+            counts[name] = counts.get(name, 0) + more
+
+    async def _finish(self, future: Future, form: Form, said: bytes, *more: kept.Statement) -> None:
+        while True:
+            try:
+                await self._journal.write(kept.answer(future.id, form, said), *more)
+                break
+            except UnavailableError as error:  # it is not told before it is kept
+                _log.warning("future.unkept", future=future.id, error=str(error))
+                await asyncio.sleep(RETRY_S)
+        future.answer, future.form = said, form
+        self.answered += 1
+        future.change.notify()
+
+    async def _tried(self, work: Callable[[], Awaitable[tuple[Form, bytes]]]) -> tuple[Form, bytes]:
+        """Return an answer, which may be why there is none."""
+        deadline = self._clock() + self._config.services.stall_timeout_s
+        while True:
+            try:
+                return await work()
+            except (ContractError, ConfigError, IntegrityError) as error:
+                return "error", _error(str(error), "user")
+            except UnavailableError as error:
+                _log.warning("run.unreached", error=str(error))
+                if self._clock() > deadline:
+                    return "error", _error(str(error), "server")
+                await asyncio.sleep(RETRY_S)
+            except AntiphonError as error:
+                return "error", _error(str(error), "server")
+
+    # Models.
+
+    async def create_model(self, owner: str, said: wire.NewModel, body: bytes) -> Future:
+        """Begin a model of a session: a run of its own."""
+        session = self.session(owner, said.session_id)
+        name = f"{session.id}:train:{said.model_seq_id}"
+        if name not in self.models:
+            self._check_base(said.base_model)
+            if said.optimizer_config.type not in ("adam", "adamw"):
+                raise ContractError(
+                    f"optimizer {said.optimizer_config.type[:40]} is not served here; use adamw"
+                )
+            rank = said.lora_config.rank if self._config.door.weights == "adapters" else 0
+            await self._add_model(name, session, said.model_seq_id, said.base_model, rank, said.user_metadata)
+        return await self.submit(f"{name}:0", name, 0, "create_model", body)
+
+    async def load_new(self, owner: str, said: wire.LoadWeights, body: bytes) -> Future:
+        """Begin a model of a session with saved weights."""
+        session = self.session(owner, said.session_id or "")
+        if said.model_seq_id is None:
+            raise ContractError("model_seq_id is missing; give it with session_id, or model_id and seq_id")
+        name = f"{session.id}:train:{said.model_seq_id}"
+        if name not in self.models:
+            found, base = self._find(said.path), self.base_models[0]
+            await self._add_model(
+                name, session, said.model_seq_id, base, found.order.rank, said.user_metadata
+            )
+        return await self.submit(f"{name}:0", name, 0, "load_weights", body)
+
+    async def in_order(self, owner: str, said: wire.InOrder, call: str, body: bytes) -> Future:
+        """Take in a call that changes a model."""
+        model = self.model(owner, said.model_id)
+        name = f"{model.id}:{said.seq_id}"
+        if name not in self._futures and said.seq_id < model.next_seq:
+            raise ContractError(
+                f"call {said.seq_id} of model {model.id} was done and its answer told; create a new model"
+            )
+        return await self.submit(name, model.id, said.seq_id, call, body)
+
+    def model(self, owner: str, name: str) -> Model:
+        """Return a model of this owner."""
+        found = self.models.get(name)
+        if found is None or self.sessions[found.session].owner != owner:
+            raise Unknown(f"there is no model {name[:80]} of yours here; create it first")
+        self._beats[found.session] = self._clock()
+        return found
+
+    async def info(self, model: Model) -> dict[str, Any]:
+        """Return what a client is told of a model."""
+        info = (await self._run(model.run_id)).info
+        data = {"arch": info.architecture, "model_name": model.base_model, "tokenizer_id": info.tokenizer}
+        said = {"type": "get_info", "model_data": data, "model_id": model.id, "model_name": model.base_model}
+        return said | {"is_lora": info.rank > 0} | ({"lora_rank": info.rank} if info.rank else {})
+
+    async def close_model(self, model: Model) -> None:
+        """Give the place of a model back; the next call opens it again."""
+        self._open.discard(model.run_id)
+        await self._runs.close(model.run_id)
+
+    @property
+    def max_tokens(self) -> int:
+        """Return how many tokens a prompt and its completion may have."""
+        return self._config.rollout.max_model_tokens
+
+    @property
+    def base_models(self) -> list[str]:
+        """Return how clients may call the model that is served here."""
+        path = self._config.model.path
+        return list(dict.fromkeys([*self._config.door.base_models, Path(path).name, path]))
+
+    def _check_base(self, name: str) -> None:
+        if name not in self.base_models:
+            raise ContractError(
+                f"base model {name[:80]!r} is not here; use one of {', '.join(self.base_models)}, or "
+                "add the name to door.base_models"
+            )
+
+    async def _add_model(
+        self, name: str, session: Session, number: int, base: str, rank: int, metadata: dict[str, Any] | None
+    ) -> None:
+        begin = re.sub(r"[^A-Za-z0-9._-]", "-", self._name)[:40]
+        made = Model(
+            id=name,
+            session=session.id,
+            run_id=f"{begin}-{session.id}-{number}",
+            base_model=base,
+            rank=rank,
+            metadata=metadata,
+        )
+        self.models[name], self._lines[name] = made, _Line()
+        await self._journal.write(kept.keep("model", name, _bytes(made)))
+
+    async def _work(self, model: Model, line: _Line) -> None:
+        """Do the calls of a model, as long as the next one is there."""
+        while (future := line.waiting.get(model.next_seq)) is not None:
+            body = self._journal.body(future.id)
+            form, said = await self._tried(lambda: self._do(model, line, future, body))  # noqa: B023
+            del line.waiting[future.seq]
+            model.next_seq += 1
+            await self._finish(future, form, said, kept.keep("model", model.id, _bytes(model)))
+        line.busy = False
+
+    async def _do(self, model: Model, line: _Line, future: Future, body: bytes) -> tuple[Form, bytes]:
+        match future.call:
+            case "create_model":
+                said = read_json(wire.NewModel, body)
+                self._open.add(model.run_id)
+                await self._runs.create(model.run_id, _order(model, said))
+                return _json(model_id=model.id, type="create_model")
+            case "load_weights":
+                return await self._load(model, line, future, read_json(wire.LoadWeights, body))
+            case "forward_backward":
+                return await self._forward_backward(model, line, future, wire.read_call(body))
+            case "optim_step":
+                adam = read_json(wire.Step, body).adam_params.record()
+                run = await self._run(model.run_id)
+                step = await self._step_of(future, run)
+                try:
+                    metrics = await run.step(step, await self._calls(line, run, step), adam)
+                except (ContractError, IntegrityError):
+                    self._stepped(model, line, future)  # what does not step once never will
+                    raise
+                self._stepped(model, line, future)
+                return _json(type="optim_step", metrics=metrics)
+            case "save_weights":
+                saving = read_json(wire.SaveWeights, body)
+                saved = await self._save(model, "weights", saving.path or f"{future.seq:06d}", saving)
+                return _json(type="save_weights", path=saved.saved.path)
+            case "save_weights_for_sampler":
+                return await self._save_for_sampler(model, read_json(wire.SaveForSampler, body))
+        raise ContractError(f"{future.call} is not served here")
+
+    async def _load(
+        self, model: Model, line: _Line, future: Future, said: wire.LoadWeights
+    ) -> tuple[Form, bytes]:
+        found = self._find(said.path)
+        if future.seq == 0:
+            self._open.add(model.run_id)
+            run = await self._runs.create(
+                model.run_id, replace(found.order, description=wire.text(model.metadata))
+            )
+        else:
+            run = await self._run(model.run_id)
+        await run.load(await self._step_of(future, run), found.saved, said.optimizer)
+        self._stepped(model, line, future)
+        return _json(type="load_weights", path=said.path, model_id=model.id)
+
+    async def _step_of(self, future: Future, run: ClientRun) -> int:
+        """Return which step a call makes; known before it is begun, so that it is made once."""
+        if future.step is None:
+            await self._journal.write(kept.stepping(future.id, run.version))
+            future.step = run.version
+        return future.step
+
+    def _stepped(self, model: Model, line: _Line, future: Future) -> None:
+        model.stepped_seq = future.seq
+        line.held.clear()
+        line.calls.clear()
+
+    async def _forward_backward(
+        self, model: Model, line: _Line, future: Future, said: pb.ForwardBackwardRequest
+    ) -> tuple[Form, bytes]:
+        run = await self._run(model.run_id)
+        call = await self._call(run, said, run.version)
+        result = await run.call(len(line.held), call)
+        if not call.forward_only:
+            line.held.append(future)
+            line.calls[future.id] = call
+        return "protobuf", wire.forward_backward_output(result)
+
+    async def _calls(self, line: _Line, run: ClientRun, version: int) -> list[TrainingCall]:
+        for one in line.held:
+            if one.id not in line.calls:  # of before a restart
+                line.calls[one.id] = await self._call(
+                    run, wire.read_call(self._journal.body(one.id)), version
+                )
+        return [line.calls[one.id] for one in line.held]
+
+    async def _call(self, run: ClientRun, said: pb.ForwardBackwardRequest, version: int) -> TrainingCall:
+        call = wire.training_call(said, run.info.vocabulary_size, run.info.max_tokens)
+        if call.loss != "stable_reinforce":
+            return call
+        if self._config.door.stable_reinforce == "refuse":
+            raise ContractError(_STABLE)
+        return replace(call, data=tuple([await self._recorded(run, one, version) for one in call.data]))
+
+    async def _recorded(self, run: ClientRun, datum: Datum, version: int) -> Datum:
+        """Return a datum with the log-probabilities and the staleness that were recorded of its tokens."""
+        logprobs = np.zeros(datum.targets.size, dtype=np.float32)
+        staleness = np.zeros_like(logprobs)
+        for name, first, at, count in datum.sequences:
+            request_id, _, place = name.rpartition("/")
+            sequences = await run.sequences(request_id)
+            if not place.isdigit() or int(place) >= len(sequences):
+                raise ContractError(f"sequence {name[:80]} was not sampled from this model; train on its own")
+            one = sequences[int(place)]
+            if not 0 <= first <= first + count <= one.token_ids.size or at + count > datum.targets.size:
+                raise ContractError(f"sequence {name[:80]} has {one.token_ids.size} tokens, not those named")
+            logprobs[at : at + count] = one.logprobs[first : first + count]
+            for span in one.spans:
+                start, stop = max(span.start, first), min(span.stop, first + count)
+                staleness[at + start - first : at + max(start, stop) - first] = version - span.version
+        return replace(datum, inputs={**datum.inputs, "logprobs": logprobs, "staleness": staleness})
+
+    async def _save(self, model: Model, kind: Any, name: str, said: wire.SaveWeights) -> SavedVersion:
+        run, saved = await self._run(model.run_id), SavedWeights(model.run_id, kind, name)
+        before = next((one for one in self._runs.saved(model.run_id) if one.saved == saved), None)
+        if before is not None and before.version != run.version and not said.overwrite:
+            raise ContractError(f"{saved.path} is there already; give another name, or overwrite it")
+        return await run.save(saved, said.ttl_seconds)
+
+    async def _save_for_sampler(self, model: Model, said: wire.SaveForSampler) -> tuple[Form, bytes]:
+        number, run = said.sampling_session_seq_id, await self._run(model.run_id)
+        if said.path is not None or number is None:
+            if said.path is None:
+                raise ContractError("path and sampling_session_seq_id are both missing; give one")
+            saved = (await self._save(model, "sampler_weights", said.path, said)).saved
+            return _json(type="save_weights_for_sampler", path=saved.path)
+        name, kept_as, version = f"{model.session}:sample:{number}", "", None
+        if said.kind == "snapshot":
+            kept_as = f"session-{number}"
+            version = (await self._save(model, "sampler_weights", kept_as, said)).version
+        made = Sampler(
+            id=name,
+            session=model.session,
+            run_id=model.run_id,
+            version=version,
+            base_model=model.base_model,
+            kept=kept_as,
+        )
+        await self._add_sampler(made)
+        mine = [one for one in self.samplers.values() if one.kept and one.run_id == model.run_id]
+        asked = {one.of for one in self._futures.values() if one.form is None}
+        mine.sort(key=lambda one: int(one.kept.rpartition("-")[2]))
+        for old in mine[: -(self._config.door.max_staleness + 2)]:
+            if old.id in asked:
+                continue
+            await run.drop(SavedWeights(model.run_id, "sampler_weights", old.kept))
+            old.kept = ""
+            await self._journal.write(kept.keep("sampler", old.id, _bytes(old)))
+        return _json(type="save_weights_for_sampler", path=None, sampling_session_id=name)
+
+    def _find(self, path: str) -> SavedVersion:
+        """Return what is saved under a path.
+
+        Raises:
+            ContractError: when nothing is.
+        """
+        parts = _SAVED.fullmatch(path)
+        found = self._runs.saved(parts[1]) if parts and parts[1] in self._runs.runs() else ()
+        for one in found:
+            if one.saved.path == path:
+                return one
+        raise ContractError(f"{path[:120]} is not here; list the checkpoints that are")
+
+    def weights_info(self, path: str) -> dict[str, Any]:
+        """Return what a client is told of saved weights."""
+        order = self._find(path).order
+        parts = order.targets or ("attn", "mlp", "unembed")
+        said: dict[str, Any] = {"base_model": self.base_models[0], "is_lora": order.rank > 0}
+        if order.rank:
+            said["lora_rank"] = order.rank
+        return said | {f"train_{one}": one in parts for one in ("attn", "mlp", "unembed")}
+
+    def checkpoints(self, name: str | None = None) -> list[dict[str, Any]]:
+        """Return what is saved, of one model or run, or of all."""
+        run_id = self.models[name].run_id if name in self.models else name
+        if run_id is not None and run_id not in self._runs.runs():
+            raise Unknown(f"there is no training run {run_id[:80]} here; list those that are")
+        kinds = {"weights": "training", "sampler_weights": "sampler"}
+        return [
+            {
+                "checkpoint_id": f"{one.saved.kind}/{one.saved.name}",
+                "checkpoint_type": kinds[one.saved.kind],
+                "time": _time(one.at),
+                "tinker_path": one.saved.path,
+                "size_bytes": one.bytes,
+                "public": False,
+                "expires_at": None if one.expires_at is None else _time(one.expires_at),
+            }
+            for one in self._runs.saved(run_id)
+            if not _EPHEMERAL.fullmatch(one.saved.name)
+        ]
+
+    def training_runs(self, owner: str) -> list[dict[str, Any]]:
+        """Return the models of an owner."""
+        return [
+            {
+                "training_run_id": one.run_id,
+                "base_model": one.base_model,
+                "model_owner": owner,
+                "is_lora": one.rank > 0,
+                "lora_rank": one.rank or None,
+                "last_request_time": _time(self.sessions[one.session].created),
+                "user_metadata": wire.text(one.metadata),
+            }
+            for one in self.models.values()
+            if self.sessions[one.session].owner == owner
+        ]
+
+    async def drop(self, name: str, checkpoint: str) -> None:
+        """Give up saved weights."""
+        run_id = self.models[name].run_id if name in self.models else name
+        found = self._find(f"tinker://{run_id}/{checkpoint}")
+        await (await self._run(run_id)).drop(found.saved)
+
+    # Samples.
+
+    async def create_sampler(self, owner: str, said: wire.NewSampler) -> dict[str, Any]:
+        """Begin to sample from saved weights, or from the base model."""
+        session = self.session(owner, said.session_id)
+        name = f"{session.id}:sample:{said.sampling_session_seq_id}"
+        made = Sampler(id=name, session=session.id, base_model=said.base_model or self.base_models[0])
+        if said.model_path is not None:
+            found = self._find(said.model_path)
+            made.run_id, made.version, made.path = found.saved.run_id, found.version, said.model_path
+        else:
+            self._check_base(made.base_model)
+        before = self.samplers.get(name)
+        if before is not None and (before.path, before.base_model) != (made.path, made.base_model):
+            raise ContractError(f"sampling session {name} is another one; give it another number")
+        await self._add_sampler(before or made)
+        return {"type": "create_sampling_session", "sampling_session_id": name}
+
+    def sampler(self, owner: str, name: str) -> Sampler:
+        """Return a sampler of this owner."""
+        found = self.samplers.get(name)
+        if found is None or self.sessions[found.session].owner != owner:
+            raise Unknown(f"there is no sampling session {name[:80]} of yours here; create one")
+        self._beats[found.session] = self._clock()
+        return found
+
+    async def sample(self, owner: str, said: wire.Sample, body: bytes) -> Future:
+        """Take in a request for samples.
+
+        Raises:
+            Busy: when as many wait as are taken in.
+        """
+        sampler = self.sampler(owner, said.sampling_session_id)
+        name = f"{sampler.id}:{said.seq_id}"
+        if name not in self._futures and self._queued.get(sampler.run_id or "base", 0) >= MOST_WAITING:
+            raise Busy(f"{MOST_WAITING} requests wait for samples of this model; ask again later")
+        return await self.submit(name, sampler.id, said.seq_id, "asample", body)
+
+    async def sequence(self, name: str) -> dict[str, Any]:
+        """Return what is recorded of a sampled sequence."""
+        request_id, _, place = name.rpartition("/")
+        sampler = self.samplers.get(request_id.rpartition(":")[0])
+        if sampler is None or not sampler.run_id or not place.isdigit():
+            raise Unknown(f"there is no sequence {name[:80]} here; take its sequence_id")
+        found = await (await self._run(sampler.run_id)).sequences(request_id)
+        if int(place) >= len(found):
+            raise Unknown(f"there is no sequence {name[:80]} here; take its sequence_id")
+        one, future = found[int(place)], self._futures.get(request_id)
+        cached = None
+        if future is not None and future.form == "protobuf":
+            cached = pb.SampleResponse.FromString(self._journal.answer(request_id)).prompt_cache_hit_tokens
+        return {
+            "sequence_id": name,
+            "run": sampler.run_id,
+            "versions": [{"version": a.version, "start": a.start, "stop": a.stop} for a in one.spans],
+            "seed": one.seed,
+            "prompt_cache_hit_tokens": cached,
+            "digest": digest_bytes(one.token_ids.astype("<i4").tobytes()),
+        }
+
+    async def _add_sampler(self, made: Sampler) -> None:
+        self.samplers[made.id] = made
+        await self._journal.write(kept.keep("sampler", made.id, _bytes(made)))
+
+    async def _sample(self, future: Future) -> None:
+        said = read_json(wire.Sample, self._journal.body(future.id))
+        queued = self.samplers[future.of].run_id or "base"
+        form, answer = await self._tried(lambda: self._sampled(future, said))
+        await self._finish(future, form, answer)
+        self._sampling[self.samplers[future.of].session] -= 1
+        self._queued[queued] -= 1
+
+    async def _sampled(self, future: Future, said: wire.Sample) -> tuple[Form, bytes]:
+        sampler, tokens = self.samplers[future.of], said.tokens()
+        if not sampler.run_id:
+            await self._settle_base(sampler)
+        run = await self._run(sampler.run_id)
+        request = SampleRequest(
+            request_id=future.id,
+            prompt_token_ids=tokens,
+            seeds=said.seeds(),
+            sampling=said.parameters(run.info.max_tokens - len(tokens)),
+            version=sampler.version,
+            max_staleness=self._config.door.max_staleness,
+        )
+        reply = await run.sample(request, POLL_S)
+        while not reply.trajectories:
+            future.waiting_for = reply.waiting_for
+            reply = await run.sample(request, POLL_S)
+        version = run.version if sampler.version is None else sampler.version
+        prompt = top = None
+        if said.prompt_logprobs or said.topk_prompt_logprobs:
+            scores = await run.score(version, tokens, said.topk_prompt_logprobs)
+            scores = wire.last_of(scores, said.prompt_logprobs_last_n)
+            prompt = scores.logprobs if said.prompt_logprobs else None
+            top = scores if said.topk_prompt_logprobs else None
+        tops = [
+            wire.behind(
+                await run.score(version, (*tokens, *one.token_ids.tolist()), said.topk_sample_logprobs),
+                len(tokens),
+            )
+            for one in reply.trajectories
+            if said.topk_sample_logprobs
+        ]
+        return "protobuf", wire.sample_response(reply, prompt, top, tops)
+
+    async def _settle_base(self, sampler: Sampler) -> None:
+        """Find a run that has the weights of the base model, or create one that trains nothing."""
+        async with self._base:
+            for model in self.models.values():
+                if model.session == sampler.session and model.next_seq > 0 and model.run_id in self._open:
+                    run, saved = (
+                        await self._run(model.run_id),
+                        SavedWeights(model.run_id, "sampler_weights", "base-version"),
+                    )
+                    if run.version == 0:
+                        await run.save(saved, None)
+                    if run.version == 0 or any(one.saved == saved for one in self._runs.saved(model.run_id)):
+                        sampler.run_id = model.run_id
+                        break
+            else:
+                sampler.run_id = f"{re.sub(r'[^A-Za-z0-9._-]', '-', self._name)[:50]}-base"
+                self._open.add(sampler.run_id)
+                await self._runs.create(sampler.run_id, ModelOrder(rank=0))
+            sampler.version = 0
+            await self._add_sampler(sampler)
+
+
+@asynccontextmanager
+async def open_door(config: RunConfig, name: str, runs: ClientRuns, folder: Path) -> AsyncIterator[Door]:
+    """Keep a door while the block lasts, with what it knew before.
+
+    Raises:
+        UnavailableError: when its journal cannot be used.
+    """
+    async with open_journal(folder / "journal.sqlite") as journal, asyncio.TaskGroup() as tasks:
+        door = Door(config, name, runs, journal, tasks, asyncio.get_running_loop().time)
+        door.take_up()
+        try:
+            yield door
+        finally:
+            door.stop()
+
+
+def _order(model: Model, said: wire.NewModel) -> ModelOrder:
+    wanted = said.lora_config
+    parts = {"attn": wanted.train_attn, "mlp": wanted.train_mlp, "unembed": wanted.train_unembed}
+    targets = () if all(parts.values()) or not model.rank else tuple(one for one, on in parts.items() if on)
+    return ModelOrder(model.rank, targets, wanted.seed, wire.text(said.user_metadata))
+
+
+def _same(call: str, one: bytes, other: bytes) -> bool:
+    """Return whether two bodies say the same; clients write one anew for each attempt."""
+    if call == "forward_backward":
+        return bool(wire.read_call(one) == wire.read_call(other))
+    return bool(json.loads(one) == json.loads(other))
+
+
+def _bytes(said: BaseModel) -> bytes:
+    return said.model_dump_json().encode()
+
+
+def _json(**said: Any) -> tuple[Form, bytes]:
+    return "json", json.dumps(said).encode()
+
+
+def _error(sentence: str, category: str) -> bytes:
+    return json.dumps({"error": sentence, "category": category}).encode()
+
+
+def _time(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat()
