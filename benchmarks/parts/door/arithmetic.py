@@ -1,4 +1,4 @@
-"""Arithmetic: a tiny model that can answer what the cookbook's recipes ask, and the same task for a run of ours.
+"""Arithmetic: a tiny model that can answer the cookbook's recipes, and their task for a run of ours.
 
 `math_rl env=arithmetic` asks for sums of two numbers up to 100, after one example, in at most 5 tokens;
 `rl_loop` wants a number in a box. The demo's model spells neither. So the model of the examples with turns is

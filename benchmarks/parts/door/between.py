@@ -1,4 +1,4 @@
-"""Between: a network between client and door that sends requests late, so out of order, or all of them twice."""
+"""Between: a network between client and door, where requests come out of order, or all of them twice."""
 
 import asyncio
 import threading

@@ -1,7 +1,7 @@
 """Environments: the interpreters of the clients, each with a cookbook of its own beside the SDK.
 
-They know nothing of this project. Each is made once, in the user's cache, from the list of all of its packages
-that lies with the examples, so that nothing has to be resolved.
+They know nothing of this project. Each is made once, in the user's cache, from the list of all of its
+packages that lies with the examples, so that nothing has to be resolved.
 """
 
 import os

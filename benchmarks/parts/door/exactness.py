@@ -1,8 +1,7 @@
-"""Exactness: the same weights whatever the calls' number and order, after kills, and when a run is replayed."""
+"""Exactness: the same weights whatever the calls' number and order, after kills, and in a replay."""
 
 import json
 from collections import Counter
-from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -11,7 +10,7 @@ import psutil
 
 from antiphon.benchmarks.parts.door.between import between
 from antiphon.benchmarks.parts.door.environments import COOKBOOKS, EXAMPLES, client_python
-from antiphon.benchmarks.parts.door.served import Beside, Door, run_client, served
+from antiphon.benchmarks.parts.door.served import Door, beside, run_client, served
 from antiphon.benchmarks.parts.measure import PROJECT, antiphon
 
 FIXED = PROJECT / "benchmarks" / "parts" / "door" / "fixed_client.py"
@@ -26,7 +25,7 @@ RESTARTS = "services.restart_limit=1000"
 
 
 def chunks() -> dict[str, Any]:
-    """Train the same rows in one call, in seven that arrive in any order, and with all requests sent twice."""
+    """Train the same rows in one call, in several in any order, and with all requests sent twice."""
     python, found = client_python(COOKBOOKS[0]), {}
     sides = {
         "one": ([], {}),
@@ -126,7 +125,7 @@ def kills(count: int, steps: int, expected: list[str], seed: int) -> dict[str, A
     while killed.total() < count:
         with served(RESTARTS) as door:
             killer = Killer(door, count - killed.total(), random)
-            with Beside(killer.live):
+            with beside(killer.live):
                 run_client(python, EXAMPLES / "rl_loop.py", loop_words(steps), door)
             found = door.weights()
         if not killer.killed:

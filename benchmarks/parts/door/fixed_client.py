@@ -5,6 +5,7 @@ Runs in the environment of a client, which has nothing of this project.
 
 import argparse
 import json
+from itertools import pairwise
 
 import numpy as np
 import tinker
@@ -52,7 +53,7 @@ def main() -> None:
     for step in range(given.first, given.first + given.steps):
         data = rows(np.random.default_rng(step), given.rows)
         cuts = [round(part * given.rows / given.calls) for part in range(given.calls + 1)]
-        parts = [data[start:stop] for start, stop in zip(cuts, cuts[1:], strict=False)]
+        parts = [data[start:stop] for start, stop in pairwise(cuts)]
         asked = [training.forward_backward(part, "importance_sampling") for part in parts]
         stepped = training.optim_step(types.AdamParams(learning_rate=1e-3))
         loss = sum(one.result().metrics["loss:sum"] for one in asked)

@@ -1,8 +1,8 @@
 """Recipes: the cookbook's own programs against the door, unchanged, and the same samples with a loop of ours.
 
 Each program has a door of its own. `math_rl` trains the model of `arithmetic`; what it reaches is compared
-with `antiphon run` on the same task, with as many samples and the same rate. Besides: `rl_loop`, and a supervised
-loop on a local file.
+with `antiphon run` on the same task, with as many samples and the same rate. Besides: `rl_loop`, and a
+supervised loop on a local file.
 """
 
 import json

@@ -7,9 +7,9 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,9 +103,9 @@ class Door:
 
     def kill(self) -> None:
         """Kill it (`kill -9`)."""
-        assert self.process is not None
-        self.process.kill()
-        self.process.wait(STOP_S)
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait(STOP_S)
 
     def stop(self) -> None:
         """Ask it to end, and end it where it does not."""
@@ -203,28 +203,14 @@ def run_client(
     return found
 
 
-class Beside:
-    """Something that runs in a thread while a block does, and whose error is raised at its end."""
-
-    def __init__(self, work: Any) -> None:
-        """Prepare `work`, a function of the event that is set at the end of the block."""
-        self.over = threading.Event()
-        self._error: BaseException | None = None
-        self._work = work
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def _run(self) -> None:
+@contextmanager
+def beside(work: Callable[[threading.Event], None]) -> Iterator[None]:
+    """Run `work` in a thread during the block, at whose end its event is set and its error raised."""
+    over = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        doing = pool.submit(work, over)
         try:
-            self._work(self.over)
-        except BaseException as error:  # raised where the block ends
-            self._error = error
-
-    def __enter__(self) -> "Beside":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.over.set()
-        self._thread.join(READY_S + STOP_S)
-        if self._error is not None:
-            raise self._error
+            yield
+        finally:
+            over.set()
+        doing.result()

@@ -1,4 +1,4 @@
-"""Throughput: what the door costs, against the engine alone, and how often clients ask for what takes long."""
+"""Throughput: what the door costs, and how often clients ask for what takes long."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from antiphon.benchmarks.parts.door.environments import COOKBOOKS, client_python
-from antiphon.benchmarks.parts.door.served import CONFIG, Beside, Door, run_client, served
+from antiphon.benchmarks.parts.door.served import CONFIG, beside, run_client, served
 from antiphon.benchmarks.parts.measure import PROJECT
 
 CLIENT = PROJECT / "benchmarks" / "parts" / "door" / "sample_client.py"
@@ -76,7 +76,7 @@ def slow_future() -> dict[str, Any]:
                         process.send_signal(signal.SIGCONT)
                     return
 
-        with Beside(stop_worker):
+        with beside(stop_worker):
             said = run_client(client_python(COOKBOOKS[0]), CLIENT, [str(prompts), "--rounds", "1"], door)
         after = door.stats()
     futures = max(1, after.futures - before[0].futures) if before else 0
@@ -135,8 +135,8 @@ def _engine_alone(path: Path, rounds: int) -> list[float]:
     model = resolve_model_path(config.model.path)
     prepare_environment(engine_settings(config, model))
     engine, rates = build_engine(config), []
-    weights = load_file(Path(model) / "model.safetensors")
-    engine.load_weights(0, weights, verify(weights))
+    weights = verify(load_file(Path(model) / "model.safetensors"))
+    engine.load_weights(0, weights, weights.digest)
     prompts = [tuple(json.loads(line)) for line in path.read_text().splitlines()]
     sampling = SamplingParameters(temperature=1.0, max_tokens=MOST_TOKENS)
     for number in range(rounds):
