@@ -1,1 +1,1 @@
-"""Parts of the benchmark of the front door."""
+"""What `benchmarks/door.py` is made of: clients' environments, a served home, and what is measured on it."""

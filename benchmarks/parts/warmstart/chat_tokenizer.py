@@ -6,6 +6,7 @@ small machine pays for. The chat template writes as Qwen3's does without thinkin
 """
 
 import re
+from collections.abc import Sequence
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -70,9 +71,9 @@ TEMPLATE = (
 )
 
 
-def build_chat_tokenizer(context: int = 1024) -> PreTrainedTokenizerFast:
+def build_chat_tokenizer(context: int = 1024, more_words: Sequence[str] = ()) -> PreTrainedTokenizerFast:
     """Build the tokenizer, with the chat template; `context` is its longest text, in tokens."""
-    words = sorted(_WORDS, key=len, reverse=True)
+    words = sorted((*_WORDS, *more_words), key=len, reverse=True)
     tokens = (*SPECIAL_TOKENS, *MARKERS, *CHARACTERS, *words)
     tokenizer = Tokenizer(
         models.WordLevel({token: place for place, token in enumerate(tokens)}, unk_token="<unk>")

@@ -141,14 +141,21 @@ def batches(
 
 
 def warmstart_turns(
-    recipe: TurnsRecipe, out: Path, progress: Progress, tasks: Sequence[Shown] = TASKS
+    recipe: TurnsRecipe,
+    out: Path,
+    progress: Progress,
+    tasks: Sequence[Shown] = TASKS,
+    more_words: Sequence[str] = (),
 ) -> str:
     """Train the model from nothing, write it to `out` and return the digest of its weights.
+
+    The shape of the recipe has as many tokens as the tokenizer with `more_words`.
 
     Raises:
         IntegrityError: when the loss stops being a number.
     """
-    tokenizer, model = build_chat_tokenizer(recipe.shape.context), build_model(recipe.shape, recipe.seed)
+    tokenizer = build_chat_tokenizer(recipe.shape.context, more_words)
+    model = build_model(recipe.shape, recipe.seed)
     model.config.eos_token_id = tokenizer.convert_tokens_to_ids(ENDS)
     model.config.pad_token_id = SPECIAL_TOKENS.index("<|endoftext|>")
     model.config.bos_token_id = None

@@ -1,0 +1,158 @@
+"""Throughput: what the door costs, and how often clients ask for what takes long."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+
+from antiphon.benchmarks.parts.door.environments import COOKBOOKS, client_python
+from antiphon.benchmarks.parts.door.served import CONFIG, beside, run_client, served
+from antiphon.benchmarks.parts.measure import PROJECT
+
+CLIENT = PROJECT / "benchmarks" / "parts" / "door" / "sample_client.py"
+SLOW_S = 30.0
+"""How long a future takes in which polls are counted."""
+ENGINE_S = 600.0
+SIZES = ("rollout.concurrent_groups=64", "loop.group_size=2")
+"""Room for as many requests as there are calls."""
+MOST_TOKENS = 192
+
+
+def write_prompts(path: Path, count: int) -> Path:
+    """Write chain sums as token ids, one JSON line each."""
+    from antiphon.core.config import load_config
+    from antiphon.services.coordinator.prompts import load_prompts
+
+    words = [f"environment.train_size={count}", "environment.heldout_size=1", "evaluation.prompts=1"]
+    prompts = load_prompts(load_config(PROJECT / "examples" / "quickstart.yaml", words))
+    ids = [list(prompts.prompt("train", index).token_ids) for index in range(count)]
+    path.write_text("".join(json.dumps(one) + "\n" for one in ids))
+    return path
+
+
+def throughput(calls: int, rounds: int) -> dict[str, Any]:
+    """Sample `calls` prompts at once through the door, and with an engine alone; the first round warms up."""
+    python = client_python(COOKBOOKS[0])
+    with served(*SIZES) as door:
+        prompts = write_prompts(door.home / "prompts.jsonl", calls)
+        words = [str(prompts), "--rounds", str(rounds + 1), "--max-tokens", str(MOST_TOKENS)]
+        said = run_client(python, CLIENT, words, door)
+        stats = door.stats()
+        door.stop()
+        alone = _alone(prompts, rounds + 1)
+    through = [row["tokens"] / row["seconds"] for row in said[1:]]
+    print(f"tokens/s: {through} through the door, {alone} of the engine", flush=True)
+    return {
+        "gateway_share": round(median(through) / median(alone), 4),
+        "door_tokens_per_s": round(median(through), 1),
+        "engine_tokens_per_s": round(median(alone), 1),
+        "cpu_ms_per_call": round(1000.0 * stats.cpu_s / stats.calls, 3),
+        "calls": stats.calls,
+    }
+
+
+def slow_future() -> dict[str, Any]:
+    """Count polls for one completion whose worker stands still for half a minute."""
+    with served("coordinator.lease_s=120", "coordinator.heartbeat_s=60") as door:
+        prompts = write_prompts(door.home / "prompts.jsonl", 1)
+        before = []
+
+        def stop_worker(over: Any) -> None:
+            """Stop the worker once it is ready, and let it go on."""
+            while not over.wait(0.02):
+                found = [pid for name, pid in door.services().items() if name.startswith("worker")]
+                if found:
+                    stopped = _stopped(found[0])
+                    before.append(door.stats())
+                    over.wait(SLOW_S)
+                    for process in stopped:
+                        process.send_signal(signal.SIGCONT)
+                    return
+
+        with beside(stop_worker):
+            said = run_client(client_python(COOKBOOKS[0]), CLIENT, [str(prompts), "--rounds", "1"], door)
+        after = door.stats()
+    futures = max(1, after.futures - before[0].futures) if before else 0
+    return {
+        "polls_per_future": round((after.polls - before[0].polls) / futures, 3) if futures else None,
+        "slow_future_s": round(max(row["seconds"] for row in said), 1),
+    }
+
+
+def _stopped(pid: int) -> list[psutil.Process]:
+    """Stop a process and all that it started."""
+    root = psutil.Process(pid)
+    family = [root, *root.children(recursive=True)]
+    for process in family:
+        process.send_signal(signal.SIGSTOP)
+    return family
+
+
+def _alone(prompts: Path, rounds: int) -> list[float]:
+    """Return the tokens per second of each round but the first, of an engine in a process of its own."""
+    from antiphon.core.config import load_config
+    from antiphon.services.rollout.engine.environment import child_environment
+
+    threads = load_config(CONFIG, SIZES).rollout.threads
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "antiphon.benchmarks.parts.door.throughput",
+        str(prompts),
+        str(rounds),
+    ]
+    environment = {**os.environ, **child_environment(threads)}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=ENGINE_S, env=environment, cwd=PROJECT, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"the engine alone ended with {done.returncode}\n{done.stderr[-2000:]}")
+    found: list[float] = json.loads(done.stdout.splitlines()[-1])
+    return found[1:]
+
+
+def _engine_alone(path: Path, rounds: int) -> list[float]:
+    """Sample the prompts with an engine of the run's settings, and return tokens per second of each round."""
+    from safetensors.torch import load_file
+
+    from antiphon.api.engine import EngineRequest
+    from antiphon.core.config import load_config
+    from antiphon.core.records import SamplingParameters
+    from antiphon.models.codec import resolve_model_path
+    from antiphon.services.rollout.engine.environment import prepare_environment
+    from antiphon.services.rollout.process import build_engine, engine_settings
+    from antiphon.weights.snapshot import verify
+
+    config = load_config(CONFIG, list(SIZES))
+    model = resolve_model_path(config.model.path)
+    prepare_environment(engine_settings(config, model))
+    engine, rates = build_engine(config), []
+    weights = verify(load_file(Path(model) / "model.safetensors"))
+    engine.load_weights(0, weights, weights.digest)
+    prompts = [tuple(json.loads(line)) for line in path.read_text().splitlines()]
+    sampling = SamplingParameters(temperature=1.0, max_tokens=MOST_TOKENS)
+    for number in range(rounds):
+        begun, tokens = time.perf_counter(), 0
+        engine.add(
+            [
+                EngineRequest(f"{number}-{place}", prompt, number * len(prompts) + place, sampling)
+                for place, prompt in enumerate(prompts)
+            ]
+        )
+        while engine.unfinished:
+            tokens += sum(len(output.token_ids) for output in engine.step())
+        rates.append(tokens / (time.perf_counter() - begun))
+    engine.close()
+    return rates
+
+
+if __name__ == "__main__":
+    print(json.dumps(_engine_alone(Path(sys.argv[1]), int(sys.argv[2]))))
