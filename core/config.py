@@ -75,6 +75,11 @@ class RunConfig(Section):
     door: DoorSection = DoorSection()
 
     @property
+    def planned_steps(self) -> int | None:
+        """Return how many steps the run has; None where its client decides."""
+        return None if self.client_driven else self.run.steps
+
+    @property
     def client_driven(self) -> bool:
         """Return whether prompts and steps come from a client, which takes rewards into its own loop."""
         return self.environment.name == CLIENT
@@ -221,6 +226,7 @@ class RunConfig(Section):
             ("loop.publish_interval", self.loop.publish_interval != 1, "set it to 1"),
             ("reference", self.reference.used, "leave it out"),
             ("judge", bool(self.judge.url), "leave it out"),
+            ("learner.ranks", self.learner.ranks > 1, "set it to 1: calls are added up on one rank"),
         ):
             if wrong:
                 raise ValueError(
@@ -263,15 +269,6 @@ class RunConfig(Section):
             raise ValueError(
                 f"sampling.temperature={self.sampling.temperature:g}, but the server of reference.url "
                 "answers at temperature 1; sample at 1, or give reference.model a folder without a url"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_client(self) -> Self:
-        if self.environment.name == CLIENT and self.learner.ranks > 1:
-            raise ValueError(
-                f"learner.ranks={self.learner.ranks} cannot be with environment.name={CLIENT}: calls of "
-                "clients are added up on one rank; set learner.ranks to 1"
             )
         return self
 

@@ -299,10 +299,10 @@ class Door:
             busy = self._sampling.get(name, 0) > 0 or any(self._lines[one.id].busy for one in models)
             if busy or now - self._beats[name] <= patience_s:
                 self._silent.discard(name)
-                used |= {one.run_id for one in (*models, *samplers)}
+                used |= {one.run_id for one in models} | {one.run_id for one in samplers}
             elif name not in self._silent:
                 self._silent.add(name)
-                own = {one.id for one in (*models, *samplers)}
+                own = {one.id for one in models} | {one.id for one in samplers}
                 for future in self._futures.values():  # nobody asks for them, as far as is known
                     if future.of in own and future.form is not None and future.told_at is None:
                         self._tell(future)
