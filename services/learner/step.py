@@ -121,9 +121,7 @@ class Trainer(Training):
 
     def call(self, call: TrainingCall, digest: str) -> CallResult:
         calls = self._accumulation()
-        result = calls.forward(call) if call.forward_only else calls.add(call, digest)
-        assert result is not None, "an answer was asked for"
-        return result
+        return calls.forward(call) if call.forward_only else calls.add(call, digest)
 
     def save_to(self, checkpoints: CheckpointStore) -> int:
         own, self._checkpoints = self._checkpoints, checkpoints
@@ -169,9 +167,9 @@ class Trainer(Training):
         self.version = step + 1
         metrics["train_s"] = time.perf_counter() - begun
         exactness = exact_on(device_name(), 1)
-        return TrainedStep(
-            self.version, engine.weights(), metrics, {}, "" if exactness == exact_on(CPU, 1) else exactness
-        )
+        exactness = "" if exactness == exact_on(CPU, 1) else exactness
+        loaded = isinstance(said.order, LoadOrder)
+        return TrainedStep(self.version, engine.weights(), metrics, {}, exactness, loaded)
 
     def _load_saved(self, order: LoadOrder) -> DeepSpeedEngine:
         """Hold saved weights in a new engine, whose optimizer has no moments but the saved ones.
