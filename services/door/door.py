@@ -62,7 +62,7 @@ class Unknown(ContractError):
 
 
 class Gone(ContractError):
-    """A future or session that is here no more: status 410, upon which clients ask anew."""
+    """A future or session that is here no more: status 410, upon which clients ask again."""
 
 
 class Busy(ContractError):
@@ -299,10 +299,10 @@ class Door:
             busy = self._sampling.get(name, 0) > 0 or any(self._lines[one.id].busy for one in models)
             if busy or now - self._beats[name] <= patience_s:
                 self._silent.discard(name)
-                used |= {one.run_id for one in (*models, *samplers)}
+                used |= {one.run_id for one in models} | {one.run_id for one in samplers}
             elif name not in self._silent:
                 self._silent.add(name)
-                own = {one.id for one in (*models, *samplers)}
+                own = {one.id for one in models} | {one.id for one in samplers}
                 for future in self._futures.values():  # nobody asks for them, as far as is known
                     if future.of in own and future.form is not None and future.told_at is None:
                         self._tell(future)
@@ -888,7 +888,7 @@ def _order(model: Model, said: wire.NewModel) -> ModelOrder:
 
 
 def _same(call: str, one: bytes, other: bytes) -> bool:
-    """Return whether two bodies say the same; clients write one anew for each attempt."""
+    """Return whether two bodies say the same; clients write one again for each attempt."""
     if call == "forward_backward":
         return bool(wire.read_call(one) == wire.read_call(other))
     return bool(json.loads(one) == json.loads(other))

@@ -1,7 +1,7 @@
 """Journal: what the door must find again: sessions, models, samplers, and every call with what came of it.
 
-One SQLite file. What several callers write at one moment is one transaction, flushed once, and whoever
-wrote goes on when it is on the disk.
+One SQLite file. What several callers write at one moment is one transaction, flushed once, and each
+caller goes on when it is on the disk.
 """
 
 import asyncio
