@@ -8,8 +8,10 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from antiphon.core.client_records import SampledReply, SampleRequest
 from antiphon.core.dissemination.plan import TransferPlan
 from antiphon.core.records import (
+    BatchRef,
     GroupRewards,
     GroupSubmission,
     GroupToAudit,
@@ -108,6 +110,39 @@ class Coordinator(Protocol):
 
         Raises:
             ContractError: when one can be none; others of the call count.
+        """
+
+    async def request_samples(self, request: SampleRequest) -> None:
+        """Have a prompt of a client sampled; it is on the disk before this returns, and repeating it changes
+        nothing.
+
+        Raises:
+            ContractError: when no client drives the run, or the request cannot be: another one of this id, a
+                token beyond the vocabulary, no room for `max_tokens`, a version that was never announced.
+        """
+
+    async def await_samples(self, request_id: str, wait_s: float) -> SampledReply:
+        """Wait up to `wait_s` seconds, at most 30, for the completions of a request.
+
+        Raises:
+            ContractError: for a request that is not known, or not any more, and for one whose version no
+                worker can fetch.
+        """
+
+    async def seal_client_step(self, step: int, digest: str, trajectories: int, tokens: int) -> BatchRef:
+        """Make a step file of a client, by its digest in the artifact store, the batch of the next step.
+
+        Repeating it changes nothing.
+
+        Args:
+            step: opened by this, where it is not.
+            digest: of the file.
+            trajectories: sequences that it trains on.
+            tokens: targets of these.
+
+        Raises:
+            ContractError: when no client drives the run, the step is not the next one, has another batch, or
+                the store has no such file.
         """
 
     async def open_step(self, step: int) -> None:

@@ -140,8 +140,8 @@ class Learner(Protocol):
         most probable ones at each place.
 
         Raises:
-            ContractError: when the version is not stored, or the tokens cannot be: none, too many, or one that
-                the model does not have.
+            ContractError: when the version is not stored, or the tokens cannot be: none, too many, or one
+                that the model does not have.
         """
 
     async def status(self) -> LearnerStatus:

@@ -66,8 +66,8 @@ def invite(
             weights on to them (`antiphon worker --relay-address`); several are allowed.
         hours: how long an access token lasts.
         scopes: what it allows, of lease, submit, pull, sample, admin; hosts of environments need sample.
-            `door` alone prints a key for the front door (`antiphon door`) instead, for --hours, and with --revoke or
-            --pardon takes it back or gives it again.
+            `door` alone prints a key of the front door (`antiphon door`) for --hours; with --revoke or
+            --pardon the keys of a name count no more, or again.
         max_leases: most groups that the worker may hold at a time.
         days: how long certificates last.
         keys: folder for all of it; by default keys in the home directory.

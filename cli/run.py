@@ -92,7 +92,8 @@ def config(path: Path, /, *overrides: str, as_json: Json = False) -> None:
     from antiphon.environments.registry import environment_of, with_sizes  # slow to import
 
     resolved = with_sizes(load_config(path, list(overrides)))
-    environment_of(resolved.environment)
+    if not resolved.client_driven:  # whose clients bring the prompts
+        environment_of(resolved.environment)
     if resolved.learner.learning_rate is None:
         from antiphon.models.learning_rate import with_learning_rate
 

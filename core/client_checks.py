@@ -8,6 +8,7 @@ Legend: T positions of one datum.
 """
 
 import math
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -50,7 +51,7 @@ def counts(loss: str, datum: Datum) -> npt.NDArray[np.bool_]:
     ratio is of the positions of `sequence_ratio_mask`.
     """
     inputs = datum.inputs
-    found = weight_of(loss, datum) != 0
+    found: npt.NDArray[np.bool_] = weight_of(loss, datum) != 0
     if loss == "gspo":
         found |= ratio_mask(datum)
     if loss == "dro":
@@ -84,8 +85,8 @@ def check_call(call: TrainingCall, vocabulary: int, most_tokens: int, ours: bool
         raise ContractError(f"there is no loss {loss!r}; give one of {', '.join(LOSSES)}")
     if loss == "stable_reinforce" and not ours:
         raise ContractError(
-            "the definition of stable_reinforce is not published; give another loss such as ppo, or start the "
-            "door with door.stable_reinforce=ours, which trains our decoupled objective instead"
+            "the definition of stable_reinforce is not published; give another loss such as ppo, or start "
+            "the door with door.stable_reinforce=ours, which trains our decoupled objective instead"
         )
     for name, value in call.config.items():
         if name not in config_keys(loss):
@@ -114,14 +115,19 @@ def _check_datum(loss: str, datum: Datum, where: str, vocabulary: int, most_toke
     missing = [name for name in needed_inputs(loss) if name not in datum.inputs]
     if missing:
         raise ContractError(f"{where} has no {missing[0]}, which {loss} needs for each position")
-    for name, values in (("targets", datum.targets), *sorted(datum.inputs.items())):
+    arrays: dict[str, npt.NDArray[Any]] = {"targets": datum.targets, **dict(sorted(datum.inputs.items()))}
+    for name, values in arrays.items():
         if name != "targets" and name not in _INPUTS:
             raise ContractError(f"{where} has an input {name!r}; known are {', '.join(_INPUTS)}")
         if values.shape != (length,):
-            raise ContractError(f"{where} has {length} tokens, but {name} of shape {values.shape}; give as many")
+            raise ContractError(
+                f"{where} has {length} tokens, but {name} of shape {values.shape}; give as many"
+            )
         wrong = np.flatnonzero(~np.isfinite(values))
         if wrong.size:
-            raise ContractError(f"{name} of {where} is {values[wrong[0]]} at position {wrong[0]}; give a number")
+            raise ContractError(
+                f"{name} of {where} is {values[wrong[0]]} at position {wrong[0]}; give a number"
+            )
     for name, ids, asked in (
         ("token", datum.token_ids, np.ones(length, dtype=np.bool_)),
         ("target", datum.targets, counts(loss, datum)),
@@ -143,7 +149,7 @@ def check_adam(adam: AdamParameters) -> None:
     for name in ("learning_rate", "beta1", "beta2", "eps", "weight_decay", "grad_clip_norm"):
         value = getattr(adam, name)
         below = name in ("beta1", "beta2")
-        if not (math.isfinite(value) and 0 <= value and (value < 1 or not below)):
+        if not math.isfinite(value) or value < 0 or (below and value >= 1):
             raise ContractError(
                 f"{name}={value} cannot be; give a number of at least 0{' and below 1' if below else ''}"
             )

@@ -75,6 +75,11 @@ class RunConfig(Section):
     door: DoorSection = DoorSection()
 
     @property
+    def client_driven(self) -> bool:
+        """Return whether prompts and steps come from a client, which takes rewards into its own loop."""
+        return self.environment.name == CLIENT
+
+    @property
     def turn_limits(self) -> TurnLimits:
         """Return how long a trajectory may become where the environment answers turns."""
         most, room = self.environment.max_trajectory_tokens, self.rollout.max_model_tokens
@@ -208,6 +213,23 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _check_client(self) -> Self:
+        if not self.client_driven:
+            return self
+        for key, wrong, fix in (
+            ("loop.mode", self.loop.mode != "elastic", "set it to elastic"),
+            ("loop.publish_interval", self.loop.publish_interval != 1, "set it to 1"),
+            ("reference", self.reference.used, "leave it out"),
+            ("judge", bool(self.judge.url), "leave it out"),
+        ):
+            if wrong:
+                raise ValueError(
+                    f"{key} cannot act so with environment.name={CLIENT}, whose prompts, rewards and steps "
+                    f"come from a client; {fix}"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _check_judge(self) -> Self:
         name, score = self.environment.name, self.environment.parameters.get("score")
         there = bool(self.judge.url)
@@ -248,8 +270,8 @@ class RunConfig(Section):
     def _check_client(self) -> Self:
         if self.environment.name == CLIENT and self.learner.ranks > 1:
             raise ValueError(
-                f"learner.ranks={self.learner.ranks} cannot be with environment.name={CLIENT}: calls of clients "
-                "are added up on one rank; set learner.ranks to 1"
+                f"learner.ranks={self.learner.ranks} cannot be with environment.name={CLIENT}: calls of "
+                "clients are added up on one rank; set learner.ranks to 1"
             )
         return self
 

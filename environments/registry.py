@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from antiphon.core.client_records import CLIENT
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.config_sections import FILE, HOST, MOST_PROMPTS, EnvironmentSection
 from antiphon.core.errors import ConfigError
@@ -90,8 +91,22 @@ def make_environment(
     )
 
 
+def refuse_client(section: EnvironmentSection) -> None:
+    """Refuse what has no prompts of its own.
+
+    Raises:
+        ConfigError: with `environment.name: client`.
+    """
+    if section.name == CLIENT:
+        raise ConfigError(
+            f"environment.name={CLIENT} has no prompts of its own and is served by `antiphon door`, where "
+            "clients bring them; name another environment for this command"
+        )
+
+
 def environment_of(section: EnvironmentSection) -> AnyEnvironment:
     """Build the environment of a configuration; raises as `make_environment`."""
+    refuse_client(section)
     if section.name == HOST:
         return HostEnvironment(section)
     return make_environment(

@@ -15,6 +15,7 @@ import httpx
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError, UnavailableError
 from antiphon.core.reporting.run_display import RunDisplay
+from antiphon.environments.registry import refuse_client
 from antiphon.flows.told import ToldView
 from antiphon.runs.directory import is_finished
 from antiphon.runs.interrupt import Interrupt
@@ -52,6 +53,7 @@ def run_post_train(
         AntiphonError: with the reason, when the run did not complete.
     """
     os.environ["ANTIPHON_HOME"] = str(home)
+    refuse_client(config.environment)
     view = ToldView(view)  # the run's page shows what is said before the flow begins, too
     run = claim_run(config, run_id, home, view, options, interrupt)
 

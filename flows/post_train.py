@@ -37,7 +37,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import AntiphonError
 from antiphon.core.reporting.run_display import RunDisplay
-from antiphon.environments.registry import with_sizes
+from antiphon.environments.registry import refuse_client, with_sizes
 from antiphon.flows.driver import drive
 from antiphon.flows.form import FurtherFields, UsualFields, filled, with_fields
 from antiphon.flows.run_page import CANCEL_REASON, RunPage, artifact_key
@@ -174,6 +174,7 @@ def post_train(
         stack.enter_context(hear_logs(told))
         try:
             if run is None:
+                refuse_client(config.environment)
                 run = claim_run(config, run_id or None, home, told)
                 stack.callback(run.close)
             remember_flow_run(run.run_dir, str(flow_run_id))

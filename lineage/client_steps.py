@@ -229,6 +229,4 @@ def _reading(payload: bytes, magic: bytes) -> Iterator[tuple[dict[str, Any], _Ar
             raise ValueError(f"{arrays.left} bytes are left over")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         words = " ".join(str(error).split())[:200]
-        raise IntegrityError(
-            f"{len(payload)} bytes are no {kind}: {words}; fetch the file again"
-        ) from error
+        raise IntegrityError(f"{len(payload)} bytes are no {kind}: {words}; fetch the file again") from error

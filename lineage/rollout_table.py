@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from antiphon.core.errors import ContractError, IntegrityError
 from antiphon.core.records import BatchRow, FinishReason, RowTiming, VersionSpan
 from antiphon.core.spans import check_cover
+from antiphon.lineage.client_steps import is_client_step
 from antiphon.system.spared import without
 
 with without("pandas"):
@@ -195,11 +196,13 @@ def read_batch(payload: bytes) -> tuple[list[BatchRow], list[LeftOut]]:
 
 
 def sampled_versions(payload: bytes) -> tuple[int, ...]:
-    """Return the policy versions that sampled any token of a batch, ascending.
+    """Return the policy versions that sampled any token of a batch, ascending; none for a client's step.
 
     Raises:
         IntegrityError: when the bytes are no batch table.
     """
+    if is_client_step(payload):
+        return ()
     with _table(payload, *_BATCH_SCHEMAS, columns=("spans",)) as table:
         spans = table.column("spans").combine_chunks().flatten()
         return tuple(sorted(set(spans.field("version").to_pylist())))

@@ -12,12 +12,14 @@ from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
+from antiphon.core.client_records import CLIENT
 from antiphon.core.config import RunConfig, build_config, load_config
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ConfigError, IntegrityError
 from antiphon.core.records import BatchRow, RowTiming
 from antiphon.core.seeds import derive_seed
 from antiphon.core.spans import branches
+from antiphon.lineage.client_steps import is_client_step, rows_of
 from antiphon.lineage.documents.graph import read_document
 from antiphon.lineage.layout import ledger_files
 from antiphon.lineage.names import MODEL_FOLDER, RUN, RUN_FOLDER, batch_entry, evaluation_entry, kind_of
@@ -97,6 +99,9 @@ class SampleFiles:
             IntegrityError: when the file was altered.
         """
         body = self.body(name)
+        if body is not None and is_client_step(body):
+            step = _FILES.fullmatch(name)
+            return rows_of(body, int(step[2]) if step else 0)
         rows = [] if body is None else decode_batch(body)
         timings = self.timings(name) if rows else []
         for place, timing in enumerate(timings):
@@ -110,6 +115,8 @@ class SampleFiles:
         Raises:
             IntegrityError: when the file was altered.
         """
+        if self.config.environment.name == CLIENT:  # they are of what was sampled, not of the data
+            return []
         body = self.body(name.replace(".parquet", ".timings.parquet"))
         return [] if body is None else decode_timings(body)
 

@@ -20,6 +20,7 @@ from antiphon.api import coordinator as api
 from antiphon.api import learner as learner_api
 from antiphon.api import scorer as scorer_api
 from antiphon.api.manifest import decode_manifest, encode_manifest
+from antiphon.core import client_records
 from antiphon.core import records as r
 from antiphon.core import requests as core_requests
 from antiphon.core import status as core_status
@@ -377,6 +378,12 @@ codec(core_status.WorkerOrder, coordinator_pb2.WorkerOrder)
 codec(core_requests.StageReply, coordinator_pb2.StageReply)
 codec(core_status.RunStatus, coordinator_pb2.RunStatus, _check_range)
 codec(core_requests.CommitsReply, coordinator_pb2.CommitsReply)
+codec(client_records.SampleRequest, coordinator_pb2.SampleRequest)
+codec(
+    client_records.SampledReply,
+    coordinator_pb2.SampledReply,
+    trajectories=(completions_to_proto, completions_from_proto),
+)
 event_to_proto, event_from_proto = codec(core_status.Event, coordinator_pb2.Event)
 codec(core_status.LearnerProgress, learner_pb2.LearnerProgress)
 codec(learner_api.StepReply, learner_pb2.StepReply)

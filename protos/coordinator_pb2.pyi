@@ -458,3 +458,49 @@ class EventsReply(_message.Message):
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     events: _containers.RepeatedCompositeFieldContainer[Event]
     def __init__(self, events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ...) -> None: ...
+
+class SampleRequest(_message.Message):
+    __slots__ = ("request_id", "prompt_token_ids", "seeds", "sampling", "version", "max_staleness")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SEEDS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    MAX_STALENESS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    seeds: _containers.RepeatedScalarFieldContainer[int]
+    sampling: _records_pb2.SamplingParameters
+    version: int
+    max_staleness: int
+    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., seeds: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_records_pb2.SamplingParameters, _Mapping]] = ..., version: _Optional[int] = ..., max_staleness: _Optional[int] = ...) -> None: ...
+
+class SamplesRequest(_message.Message):
+    __slots__ = ("request_id", "wait_s")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    wait_s: float
+    def __init__(self, request_id: _Optional[str] = ..., wait_s: _Optional[float] = ...) -> None: ...
+
+class SampledReply(_message.Message):
+    __slots__ = ("trajectories", "waiting_for", "cached_tokens")
+    TRAJECTORIES_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    trajectories: _records_pb2.Completions
+    waiting_for: str
+    cached_tokens: int
+    def __init__(self, trajectories: _Optional[_Union[_records_pb2.Completions, _Mapping]] = ..., waiting_for: _Optional[str] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+
+class ClientStepRequest(_message.Message):
+    __slots__ = ("step", "digest", "trajectories", "tokens")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    TRAJECTORIES_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    digest: str
+    trajectories: int
+    tokens: int
+    def __init__(self, step: _Optional[int] = ..., digest: _Optional[str] = ..., trajectories: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...

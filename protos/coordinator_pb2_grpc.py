@@ -67,6 +67,21 @@ class CoordinatorStub:
                 request_serializer=antiphon_dot_protos_dot_reward__pb2.TurnAnswers.SerializeToString,
                 response_deserializer=antiphon_dot_protos_dot_records__pb2.Empty.FromString,
                 _registered_method=True)
+        self.RequestSamples = channel.unary_unary(
+                '/antiphon.Coordinator/RequestSamples',
+                request_serializer=antiphon_dot_protos_dot_coordinator__pb2.SampleRequest.SerializeToString,
+                response_deserializer=antiphon_dot_protos_dot_records__pb2.Empty.FromString,
+                _registered_method=True)
+        self.AwaitSamples = channel.unary_unary(
+                '/antiphon.Coordinator/AwaitSamples',
+                request_serializer=antiphon_dot_protos_dot_coordinator__pb2.SamplesRequest.SerializeToString,
+                response_deserializer=antiphon_dot_protos_dot_coordinator__pb2.SampledReply.FromString,
+                _registered_method=True)
+        self.SealClientStep = channel.unary_unary(
+                '/antiphon.Coordinator/SealClientStep',
+                request_serializer=antiphon_dot_protos_dot_coordinator__pb2.ClientStepRequest.SerializeToString,
+                response_deserializer=antiphon_dot_protos_dot_records__pb2.BatchRef.FromString,
+                _registered_method=True)
         self.OpenStep = channel.unary_unary(
                 '/antiphon.Coordinator/OpenStep',
                 request_serializer=antiphon_dot_protos_dot_coordinator__pb2.StepRequest.SerializeToString,
@@ -203,6 +218,24 @@ class CoordinatorServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SubmitTurns(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RequestSamples(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AwaitSamples(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SealClientStep(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -360,6 +393,21 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.SubmitTurns,
                     request_deserializer=antiphon_dot_protos_dot_reward__pb2.TurnAnswers.FromString,
                     response_serializer=antiphon_dot_protos_dot_records__pb2.Empty.SerializeToString,
+            ),
+            'RequestSamples': grpc.unary_unary_rpc_method_handler(
+                    servicer.RequestSamples,
+                    request_deserializer=antiphon_dot_protos_dot_coordinator__pb2.SampleRequest.FromString,
+                    response_serializer=antiphon_dot_protos_dot_records__pb2.Empty.SerializeToString,
+            ),
+            'AwaitSamples': grpc.unary_unary_rpc_method_handler(
+                    servicer.AwaitSamples,
+                    request_deserializer=antiphon_dot_protos_dot_coordinator__pb2.SamplesRequest.FromString,
+                    response_serializer=antiphon_dot_protos_dot_coordinator__pb2.SampledReply.SerializeToString,
+            ),
+            'SealClientStep': grpc.unary_unary_rpc_method_handler(
+                    servicer.SealClientStep,
+                    request_deserializer=antiphon_dot_protos_dot_coordinator__pb2.ClientStepRequest.FromString,
+                    response_serializer=antiphon_dot_protos_dot_records__pb2.BatchRef.SerializeToString,
             ),
             'OpenStep': grpc.unary_unary_rpc_method_handler(
                     servicer.OpenStep,
@@ -624,6 +672,87 @@ class Coordinator:
             '/antiphon.Coordinator/SubmitTurns',
             antiphon_dot_protos_dot_reward__pb2.TurnAnswers.SerializeToString,
             antiphon_dot_protos_dot_records__pb2.Empty.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RequestSamples(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/antiphon.Coordinator/RequestSamples',
+            antiphon_dot_protos_dot_coordinator__pb2.SampleRequest.SerializeToString,
+            antiphon_dot_protos_dot_records__pb2.Empty.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AwaitSamples(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/antiphon.Coordinator/AwaitSamples',
+            antiphon_dot_protos_dot_coordinator__pb2.SamplesRequest.SerializeToString,
+            antiphon_dot_protos_dot_coordinator__pb2.SampledReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SealClientStep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/antiphon.Coordinator/SealClientStep',
+            antiphon_dot_protos_dot_coordinator__pb2.ClientStepRequest.SerializeToString,
+            antiphon_dot_protos_dot_records__pb2.BatchRef.FromString,
             options,
             channel_credentials,
             insecure,

@@ -153,15 +153,29 @@ def preflight(config: RunConfig, home: Path, results: Path | None = None) -> lis
         check_reference(config.model.path, config.reference.model)
         if config.reference.model and (teacher := Path(resolve_model_path(config.reference.model))).is_dir():
             _check_positions(config, "reference.model", teacher)
-    section = config.environment
-    secret_values(section.secrets)
-    environment: AnyEnvironment = environment_of(section)
-    renderer = Renderer.load(config, turns=renders_turns(environment))
+    environment: AnyEnvironment | None = None
+    if config.client_driven:
+        TextCodec.load(str(model))
+    else:
+        secret_values(config.environment.secrets)
+        environment = environment_of(config.environment)
+        renderer = Renderer.load(config, turns=renders_turns(environment))
     if model.is_dir():
         notes += check_model(config, model)
         notes += check_disk(config, model, home, free_bytes(home))
         if device() == "cpu":  # of GPUs it is not known what else they hold
             check_memory(config, expected_tensors(model), None, host_bytes(), gpus=False)
+    if environment is not None:
+        notes += check_task(config, environment, renderer)
+    if results is not None:
+        make_usable(results, "--results")
+    make_home(home)
+    return notes
+
+
+def check_task(config: RunConfig, environment: AnyEnvironment, renderer: Renderer) -> list[str]:
+    """Try out the environment of a run and its prompts; raises as `preflight`."""
+    notes, section = list[str](), config.environment
     if isinstance(environment, OutsideEnvironment):
         environment.try_out()
     elif isinstance(environment, FileEnvironment):
@@ -199,9 +213,6 @@ def preflight(config: RunConfig, home: Path, results: Path | None = None) -> lis
         notes += check_scoring(config, environment)
         if isinstance(environment, FileEnvironment) and environment.runs_programs:
             notes += check_solutions(config, environment)
-    if results is not None:
-        make_usable(results, "--results")
-    make_home(home)
     return notes
 
 

@@ -16,7 +16,7 @@ from antiphon.core.records import SamplingParameters
 from antiphon.sampling import gumbel, keyed_sampler
 from antiphon.sampling.keyed_sampler import Int64Array, RowSampling, UInt64Array
 
-_KNOWN = {"temperature", "top_k", "top_p", "max_tokens", "stop"}
+_KNOWN = {"temperature", "top_k", "top_p", "max_tokens", "stop", "stop_token_ids"}
 
 
 def check_sampling(sampling: SamplingParameters, sampler: str) -> None:

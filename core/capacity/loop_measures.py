@@ -125,7 +125,7 @@ class LoopMeasures:
         match event:
             case e.LeaseGranted():
                 group = state.groups.get(event.group_id)
-                if group is None or group.evaluation is None:
+                if group is None or group.trains:
                     place_s = self._given_back.popleft() if self._given_back else now
                     self._running[event.group_id] = _Lease(now, not event.continued, place_s)
             case e.LeaseDuplicated():
@@ -138,7 +138,7 @@ class LoopMeasures:
             case e.GroupSubmitted():
                 self._twins.discard(event.group_id)
                 group, tokens = state.groups.get(event.group_id), sum(event.token_counts)
-                if group is None or group.evaluation is None:
+                if group is None or group.trains:
                     self._training_tokens += tokens
                 else:
                     self._heldout_tokens += tokens

@@ -77,7 +77,7 @@ def move_back(loop: LoopState, group: GroupState, oldest_version: int | None) ->
     `oldest_version` is that of what was sampled for it so far, None if it is begun again.
     """
     section = loop.config.loop
-    if group.version is not None:  # it trains at its own step
+    if group.version is not None or not group.trains:  # it trains at its own step, or not at all
         return
     last = None if oldest_version is None else oldest_version + section.max_staleness
     behind = place_to_move_to(loop.run, group, section.prompts_per_step, last)
@@ -114,10 +114,10 @@ def check_of(loop: LoopState, group: GroupState) -> Callable[[PartialTrajectory]
         check_piece,
         group_id=group.group_id,
         samples=group.samples,
-        max_tokens=loop.config.sampling.max_tokens,
+        max_tokens=acceptance.max_tokens_of(loop.config, group),
         version=group.version,
         newest_version=acceptance.newest_possible_version(loop.run),
-        rules=loop.rules,
+        rules=loop.rules_of(group),
         published=loop.run.snapshots,
         keeps_cache=loop.config.rollout.swap_cache == "keep",
         limits=limits,

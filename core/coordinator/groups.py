@@ -51,7 +51,7 @@ def submit(loop: LoopState, submission: GroupSubmission, now: float) -> Decision
     given, limits = leases.known_of(submission.lease_id, group), loop.limits_of(group)
     try:
         verdict, events = acceptance.accept_submission(
-            run, loop.config, submission, loop.seeds(group), now, given, loop.rules, limits
+            run, loop.config, submission, loop.seeds(group), now, given, loop.rules_of(group), limits
         )
         if limits is not None:
             rewards_of(submission, group.answers)

@@ -58,8 +58,11 @@ def grant(
         return _nothing(loop, "the worker has loaded another version; ask again with that")
     # What others of its requests were granted meanwhile counts too.
     held_back = loop.held_back(member.name)
-    wanted = _wanted(loop, member, now)
-    goes_back = wanted is not None and wanted < (request.held_version or 0)
+    if loop.config.client_driven:
+        wanted, goes_back = loop.version_requested(member)
+    else:
+        wanted = _wanted(loop, member, now)
+        goes_back = wanted is not None and wanted < (request.held_version or 0)
     groups = 0 if held_back or goes_back else _most_groups(loop, member, request.groups)
     # Only fixed mode asks who else could do a group.
     elsewhere = loop.fleet.held_elsewhere(member.worker_id) if loop.config.loop.mode == "fixed" else ()
@@ -75,7 +78,8 @@ def grant(
     if not groups and (seconds := leases.engines.stands_still_s(member.worker_id)):
         reason = f"the engine of {member.worker_id} has brought no token for {seconds:.1f} s"
     if goes_back:
-        reason = f"version {wanted} is to be evaluated"
+        told = "the newest version" if wanted is None else f"version {wanted}"
+        reason = f"{told} is to be {'sampled' if loop.config.client_driven else 'evaluated'}"
     # A version that is not announced yet cannot be loaded; its announcement ends the wait.
     if plan.wanted_version in run.snapshots:
         wanted = plan.wanted_version
@@ -94,6 +98,8 @@ def _nothing(loop: LoopState, reason: str, wanted: int | None = None) -> LeaseRe
 def _openings(loop: LoopState, member: Member) -> tuple[int | None, admission.Ordering | None]:
     """Return how many groups may be opened for a worker without running ahead further than is of use, and
     how those are chosen that it is given; None: as they come."""
+    if loop.config.client_driven:
+        return None, None
     planner, held = loop.planner, loop.leases.count_of_worker(member.worker_id)
     plan, order, places = planner.plan, planner.order.order, loop.config.loop.prompts_per_step
     room, unused = math.inf, math.inf
@@ -119,20 +125,15 @@ def _wanted(loop: LoopState, member: Member, now: float) -> int | None:
     wanted = loop.version_wanted(member, evaluated)
     if evaluated != loop.evaluation_waits[0]:
         loop.evaluation_waits = evaluated, now
-    if wanted == evaluated or not _able(loop, member):
+    if wanted == evaluated or not loop.able(member):
         return wanted
     if now - loop.evaluation_waits[1] <= loop.config.coordinator.lease_s and any(
-        loop.version_wanted(other, evaluated) == evaluated and _able(loop, other)
+        loop.version_wanted(other, evaluated) == evaluated and loop.able(other)
         for other in loop.fleet.active()
     ):
         return wanted
     loop.evaluation_waits = evaluated, now
     return evaluated
-
-
-def _able(loop: LoopState, member: Member) -> bool:
-    stands_still = loop.leases.engines.most_leases(member.worker_id) == 0
-    return not (member.draining or member.swap_error or stands_still or loop.held_back(member.name))
 
 
 def _most_groups(loop: LoopState, member: Member, groups: int) -> int:

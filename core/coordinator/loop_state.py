@@ -8,18 +8,22 @@ restart the journal alone makes the same state again; every lease then begins wi
 worker registers.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
+
+import numpy as np
 
 from antiphon.core.checks import TokenRules
 from antiphon.core.config import RunConfig
 from antiphon.core.coordinator.fleet import Fleet, Member
 from antiphon.core.coordinator.planner import RunAheadPlanner
 from antiphon.core.coordinator.running_leases import RunningLeases
+from antiphon.core.digests import digest_bytes
 from antiphon.core.frozen import frozen
 from antiphon.core.loop import admission
 from antiphon.core.loop import events as e
+from antiphon.core.loop.client_groups import OtherWorker, version_wanted
 from antiphon.core.loop.group_state import GroupState
 from antiphon.core.loop.partials import KeptGroup
 from antiphon.core.loop.run_state import new_state, range_of
@@ -143,6 +147,11 @@ class LoopState:
         """Returns why a worker, by its name, gets no lease at the moment; "" when it may."""
         self.evaluation_records: dict[int, EvaluationRecord] = {}
         """Evaluations that are over, by version: a long run has many, and they change no more."""
+        self.sampled_at: dict[str, float] = {}
+        """When completions that clients asked for ended in this process, by group."""
+        self.unfetched: dict[int, tuple[float, int]] = {}
+        """Version that idle workers were asked to load and none holds -> since when nothing of it came, and
+        the bytes that these had fetched by then."""
         self._seeds: dict[str, tuple[int, ...]] = {}
 
     @property
@@ -150,6 +159,11 @@ class LoopState:
         """Return what is known of the model's tokens; None for prompts without a model."""
         rules = getattr(self.prompts, "rules", None)
         return rules if isinstance(rules, TokenRules) else None
+
+    @property
+    def stops(self) -> Callable[[Sequence[str]], Callable[[Sequence[int]], int | None]] | None:
+        """Return what makes `TokenRules.stop` of texts; None where the prompts know no tokenizer."""
+        return getattr(self.prompts, "stops", None)
 
     @property
     def limits(self) -> TurnLimits | None:
@@ -178,11 +192,25 @@ class LoopState:
         room = self.config.rollout.max_model_tokens - len(self.prompt_of(group).token_ids)
         return TurnLimits(limits.turns, min(limits.tokens, room))
 
+    def rules_of(self, group: GroupState) -> TokenRules | None:
+        """Return what is known of a group's tokens: clients say what else ends a completion."""
+        rules, request = self.rules, group.request
+        if rules is None or request is None:
+            return rules
+        stop = self.stops(request.sampling.stop) if self.stops and request.sampling.stop else None
+        more = frozenset(request.sampling.stop_token_ids) if rules.end_tokens else frozenset[int]()
+        return TokenRules(rules.vocabulary, rules.end_tokens | more, stop)
+
     def places_of(self, worker_id: str) -> int:
         """Return for how many samples a worker has leases, those of evaluations counted as others."""
         return self.leases.count_of_worker(worker_id) * self.config.loop.group_size
 
     def prompt_of(self, group: GroupState) -> Prompt:
+        """Return the prompt of a group; equal ones of clients have one key, so that they share drafts."""
+        if group.request is not None:
+            token_ids = group.request.prompt_token_ids
+            packed = np.asarray(token_ids, "<i4").tobytes()
+            return Prompt(f"{group.split}-{digest_bytes(packed)[:32]}", token_ids)
         return self.prompts.prompt(group.split, group.prompt_index)
 
     def seeds(self, group: GroupState) -> tuple[int, ...]:
@@ -203,6 +231,24 @@ class LoopState:
         if note is not None:
             note(self, event, now)
 
+    def able(self, member: Member) -> bool:
+        """Return whether a worker can be given groups."""
+        stands_still = self.leases.engines.most_leases(member.worker_id) == 0
+        return not (member.draining or member.swap_error or stands_still or self.held_back(member.name))
+
+    def version_requested(self, member: Member) -> tuple[int | None, bool]:
+        """Return which version a worker should sample with for clients, and whether it must load it first."""
+        others = [
+            OtherWorker(
+                one.held_version,
+                one.sent_wanted,
+                self.leases.count_of_worker(one.worker_id) < one.concurrent_groups,
+            )
+            for one in self.fleet.living()
+            if one is not member and self.able(one)
+        ]
+        return version_wanted(self.run, self.config, member.held_version, member.sent_wanted, others)
+
     def version_wanted(self, member: Member, evaluated: int | None) -> int | None:
         """Return the version that a worker of elastic mode should sample with before any newer one, or None.
 
@@ -215,6 +261,9 @@ class LoopState:
     def news_for(self, member: Member) -> int | None:
         """Note that a worker hears of the newest version; return what it is to sample with before."""
         member.sent_newest = self.run.newest_version
+        if self.config.client_driven:
+            member.sent_wanted, _ = self.version_requested(member)
+            return member.sent_wanted
         if self.config.loop.mode == "elastic":
             evaluated = admission.version_to_evaluate(self.run, self.config)
             member.sent_wanted = self.version_wanted(member, evaluated)
@@ -244,6 +293,10 @@ def _submitted(loop: LoopState, event: e.GroupSubmitted, now: float) -> None:
     loop.leases.done(event.lease_id, event.group_id)
 
 
+def _samples_finished(loop: LoopState, event: e.SamplesFinished, now: float) -> None:
+    loop.sampled_at[event.group_id] = now
+
+
 def _registered(loop: LoopState, event: e.WorkerRegistered, now: float) -> None:
     loop.fleet.add(
         event.worker_id, event.worker_name, event.concurrent_groups, now, usd_per_hour=event.usd_per_hour
@@ -262,6 +315,7 @@ _MEMORY: dict[type[e.JournalEvent], Callable[[LoopState, Any, float], None]] = {
     e.LeaseDuplicated: _duplicated,
     e.LeaseExpired: _expired,
     e.GroupSubmitted: _submitted,
+    e.SamplesFinished: _samples_finished,
     e.WorkerRegistered: _registered,
     e.WorkerLost: _lost,
 }

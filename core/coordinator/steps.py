@@ -42,6 +42,8 @@ def open_evaluation(loop: LoopState, version: int) -> Decision[None]:
         ContractError: for a version that is not published, or not kept any more.
     """
     config, steps = loop.config, loop.config.run.steps
+    if config.client_driven:
+        raise ContractError(f"version {version} cannot be evaluated: a client drives run {loop.run_id}")
     if not 0 <= version <= steps:
         raise ContractError(f"version {version} cannot be evaluated: versions 0..{steps} exist")
     if version in loop.run.evaluations:

@@ -13,7 +13,13 @@ from antiphon.core.config import RunConfig
 from antiphon.core.drafting.statistics import believed_statistics
 from antiphon.core.errors import ContractError, IntegrityError, RefusedError
 from antiphon.core.loop import events as e
-from antiphon.core.loop.group_state import GroupPhase, mean_parts, newest_scored, remembered_scores
+from antiphon.core.loop.group_state import (
+    GroupPhase,
+    GroupState,
+    mean_parts,
+    newest_scored,
+    remembered_scores,
+)
 from antiphon.core.loop.partials import KeptGroup, authorship
 from antiphon.core.loop.places import window_of
 from antiphon.core.loop.run_state import RunState
@@ -31,6 +37,11 @@ from antiphon.core.trust.worker_names import name_of_worker
 def newest_possible_version(state: RunState) -> int:
     """Return the newest version that any token can come from."""
     return max(len(state.commits), state.newest_version or 0)
+
+
+def max_tokens_of(config: RunConfig, group: GroupState) -> int:
+    """Return the most tokens of one completion, or turn, of a group."""
+    return config.sampling.max_tokens if group.request is None else group.request.sampling.max_tokens
 
 
 def check_held_version(state: RunState, worker_id: str, version: int | None) -> None:
@@ -101,7 +112,7 @@ def accept_submission(
     check_submission(
         submission,
         seeds,
-        max_tokens=config.sampling.max_tokens,
+        max_tokens=max_tokens_of(config, group),
         version=group.version,
         newest_version=newest_possible_version(state),
         published=state.snapshots,
@@ -130,7 +141,12 @@ def accept_submission(
         )
     ]
     running = submission.lease_id in (group.lease_id, group.twin_lease_id)
-    if not window_of(state, config.loop, group).admits(oldest):
+    if not (window := window_of(state, config.loop, group)).admits(oldest):
+        if group.request is not None:  # its window never moves, so the lease said so
+            raise ContractError(
+                f"group {group.group_id} was sampled with version {oldest}, but its client asked for "
+                f"{window.oldest} or newer; sample with what the lease allows"
+            )
         if group.phase is GroupPhase.LEASED and not running:
             return SubmitVerdict.LATE, []
         # Older than what its lease was granted for, or handed in late for a place that was given back.

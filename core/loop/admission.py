@@ -75,6 +75,8 @@ def prompt_place(config: RunConfig, number: int) -> tuple[int, int]:
 def group_seeds(config: RunConfig, group: GroupState, prompt_key: str) -> tuple[int, ...]:
     """Return the sampler seeds of a group, one per sample; no lease or attempt takes part."""
     seed = config.run.seed
+    if group.request is not None:
+        return group.request.seeds
     if group.evaluation is not None:
         place = ("evaluation", seed, prompt_key, group.evaluation)
         return (derive_seed(*place), *(derive_seed(*place, index) for index in range(1, group.samples)))
@@ -87,7 +89,9 @@ def group_seeds(config: RunConfig, group: GroupState, prompt_key: str) -> tuple[
 
 
 def sampling_of(config: RunConfig, group: GroupState) -> SamplingParameters:
-    """Return how a group is sampled: held-out prompts have keys of their own."""
+    """Return how a group is sampled: held-out prompts have keys of their own, and clients say it."""
+    if group.request is not None:
+        return group.request.sampling
     if group.evaluation is None:
         return config.sampling.parameters()
     return config.evaluation.parameters(config.sampling)
@@ -193,6 +197,8 @@ def plan_leases(
         return LeasePlan((), (), "the run is finished", None)
     if state.paused_reason:
         return LeasePlan((), (), f"the run is paused: {state.paused_reason}", None)
+    if config.client_driven:
+        return _plan_requests(state, config, held_version, groups)
     if config.loop.mode == "fixed":
         return _plan_fixed(state, config, held_version, groups, held_elsewhere, ordering)
     return _plan_elastic(state, config, held_version, groups, openings, ordering)
@@ -238,6 +244,15 @@ def _pack(candidates: list[GroupState], groups: int, group_size: int) -> tuple[l
         left -= group.samples
         taken.append(group.group_id)
     return taken, max(0, left)
+
+
+def _plan_requests(state: RunState, config: RunConfig, held: int | None, groups: int) -> LeasePlan:
+    """Lease requests of clients, the oldest first."""
+    waiting = state.open_groups.values()
+    mine = [g for g in waiting if held is not None and window_of(state, config.loop, g).admits(held)]
+    taken, _ = _pack(sorted(mine, key=lambda group: group.number), groups, config.loop.group_size)
+    reason = "" if taken else f"{len(waiting)} requests of clients wait, and {len(mine)} of them for {held}"
+    return LeasePlan((), tuple(taken), reason, None)
 
 
 def _plan_elastic(

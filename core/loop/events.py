@@ -15,7 +15,7 @@ from antiphon.core.dissemination.reports import DeliveryRecord
 from antiphon.core.errors import IntegrityError
 from antiphon.core.frozen import frozen
 from antiphon.core.messages import UNIT_RANGE, RewardRange
-from antiphon.core.records import DraftingStatistics
+from antiphon.core.records import DraftingStatistics, SamplingParameters
 
 _KINDS: dict[str, type["JournalEvent"]] = {}
 _E = TypeVar("_E", bound="type[JournalEvent]")
@@ -236,6 +236,39 @@ class GroupDropped(JournalEvent):
     quarantine sampled some of it); one of fixed mode that is untrusted is offered again."""
 
 
+@_event("samples.requested")
+class SamplesRequested(JournalEvent):
+    """A client asked for completions of a prompt of its own; they are a group that no batch has."""
+
+    group_id: str
+    number: int
+    """Order among the requests of the run."""
+    prompt_token_ids: str
+    """Base64 of little-endian int32."""
+    seeds: tuple[int, ...]
+    sampling: SamplingParameters
+    version: int | None
+    """Sampled by exactly this version; None: by any from `oldest` on."""
+    oldest: int
+    at_s: float
+
+
+@_event("samples.finished")
+class SamplesFinished(JournalEvent):
+    """The completions of a request of a client are there, beside `group.submitted`, or none will be."""
+
+    group_id: str
+    refusal: str = ""
+    """Why there will be none; empty where they are there."""
+
+
+@_event("samples.forgotten")
+class SamplesForgotten(JournalEvent):
+    """Completions that clients asked for are kept no longer."""
+
+    group_ids: tuple[str, ...]
+
+
 @_event("batch.sealed")
 class BatchSealed(JournalEvent):
     """The batch of a step: fixed for good, its files are in the store."""
@@ -452,6 +485,8 @@ def load_event(kind: str, body: str) -> JournalEvent:
         }
         if fields.get("drafting") is not None:
             fields["drafting"] = DraftingStatistics(**fields["drafting"])
+        if isinstance(sampling := fields.get("sampling"), dict):
+            fields["sampling"] = SamplingParameters(**{k: _frozen(v) for k, v in sampling.items()})
         return cls(**fields)
     except (TypeError, ValueError, AttributeError) as error:
         raise IntegrityError(f"the journal's event {kind} cannot be read: {error}") from error

@@ -25,18 +25,29 @@ The life of a group. Each arrow is an event of the journal; a group that ended i
                         |            BatchSealed
                         +--------------------------------> used, or filtered
 
-A held-out prompt ends with GroupRewarded. What was dropped frees its reservation: another group is
-opened for it, under a new id.
+A held-out prompt ends with GroupRewarded. A group that a client asked for begins with SamplesRequested and
+ends with SamplesFinished, right after GroupSubmitted or, where no worker can sample it, in its place. What
+was dropped frees its reservation: another group is opened for it, under a new id.
 """
 
 import dataclasses
 import math
+from base64 import b64decode
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import numpy as np
+
+from antiphon.core.client_records import SampleRequest
 from antiphon.core.frozen import frozen
-from antiphon.core.loop.events import BatchSealed, StepCommitted, TurnAnswered, TurnSampled
+from antiphon.core.loop.events import (
+    BatchSealed,
+    SamplesRequested,
+    StepCommitted,
+    TurnAnswered,
+    TurnSampled,
+)
 from antiphon.core.records import BatchRef, DraftingStatistics, StepCommit
 from antiphon.core.run_clock import RunTimes
 from antiphon.core.voided_batch import VoidedBatch
@@ -57,7 +68,7 @@ class GroupPhase(StrEnum):
 
 @dataclass(slots=True)
 class GroupState:
-    """One living group: a training group, or one held-out prompt of an evaluation."""
+    """One living group: a training group, one held-out prompt of an evaluation, or a request of a client."""
 
     group_id: str
     number: int
@@ -67,10 +78,15 @@ class GroupState:
     samples: int
     step: int | None = None
     version: int | None = None
-    """Sampled by exactly this version: all groups of fixed mode, and every held-out prompt; else None."""
+    """Sampled by exactly this version: all groups of fixed mode, every held-out prompt, and requests of
+    clients that name one; else None."""
     refill: bool = False
     evaluation: int | None = None
-    """Version under evaluation, or None for a training group."""
+    """Version under evaluation; None for any other group."""
+    request: SampleRequest | None = None
+    """What a client asked for; None for any other group."""
+    oldest_wanted: int = 0
+    """Of a request without a version: the oldest version that may sample it."""
     phase: GroupPhase = GroupPhase.OPEN
     attempt: int = 0
     lease_id: str = ""
@@ -102,6 +118,11 @@ class GroupState:
     turns_sampled: int = 0
     """How many were ever recorded."""
 
+    @property
+    def trains(self) -> bool:
+        """Return whether it is meant for a batch."""
+        return self.evaluation is None and self.request is None
+
     def offer_again(self) -> None:
         """Forget what was handed in; the leases that were granted stay known."""
         self.phase, self.lease_id, self.worker_id = GroupPhase.OPEN, "", ""
@@ -132,6 +153,16 @@ class Receipt:
     """It came too late for every step; a repetition hears the same."""
     authors: tuple[tuple[int, str, int, int], ...] = ()
     """(sample, worker id, start, stop) of tokens that earlier holders of the group had sampled."""
+
+
+@frozen
+class Sampled:
+    """What a client asked for and will not change any more."""
+
+    step: int
+    """Newest version when it ended."""
+    refusal: str = ""
+    """Why there are no completions; empty where there are."""
 
 
 @dataclass(slots=True)
@@ -253,6 +284,27 @@ def heldout_group(version: int, prompt_index: int, samples: int) -> GroupState:
         samples=samples,
         version=version,
         evaluation=version,
+    )
+
+
+CLIENT_GROUP = "c-"
+"""What ids of groups begin with that clients asked for; the id of the request follows."""
+
+
+def requested_group(event: SamplesRequested) -> GroupState:
+    """Return the group of a client's request, which waits to be sampled."""
+    tokens = tuple(np.frombuffer(b64decode(event.prompt_token_ids), "<i4").tolist())
+    request_id = event.group_id.removeprefix(CLIENT_GROUP)
+    return GroupState(
+        group_id=event.group_id,
+        number=event.number,
+        split="client",
+        prompt_index=event.number,
+        epoch=event.number,
+        samples=len(event.seeds),
+        version=event.version,
+        request=SampleRequest(request_id, tokens, event.seeds, event.sampling, event.version),
+        oldest_wanted=event.oldest,
     )
 
 

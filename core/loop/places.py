@@ -31,10 +31,13 @@ def training_step(state: RunState, group: GroupState, prompts_per_step: int) -> 
 
 
 def window_of(state: RunState, loop: LoopSection, group: GroupState) -> VersionWindow:
-    """Return the versions that may sample a living group: exactly one for all of fixed mode and for held-out
-    prompts, else every one that is new enough for the step of the group's place."""
+    """Return the versions that may sample a living group: exactly one for all of fixed mode, for held-out
+    prompts and for requests that name one, else every one that is new enough for the request, or for the step
+    of the group's place."""
     if group.version is not None:
         return VersionWindow(group.version, group.version)
+    if group.request is not None:
+        return VersionWindow(group.oldest_wanted)
     return VersionWindow(training_step(state, group, loop.prompts_per_step) - loop.max_staleness)
 
 

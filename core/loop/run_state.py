@@ -21,11 +21,13 @@ from antiphon.core.loop.group_state import (
     GroupPhase,
     GroupState,
     Receipt,
+    Sampled,
     Scored,
     Tally,
     committed_step,
     heldout_group,
     newest_scored,
+    requested_group,
     sealed_batch,
     voided_batch,
 )
@@ -55,10 +57,12 @@ class RunState:
     run_id: str = ""
     pinned: dict[str, str] = field(default_factory=dict)
     opened_steps: int = 0
-    next_number: int = 0  # training groups opened so far in elastic mode
+    next_number: int = 0  # training groups opened so far in elastic mode, or requests of clients
     groups: dict[str, GroupState] = field(default_factory=dict)
     open_groups: dict[str, GroupState] = field(default_factory=dict)  # those that wait for a worker
     evaluating: int = 0  # how many of `groups` are held-out prompts
+    requested: int = 0  # how many of `groups` clients asked for
+    sampled: dict[str, Sampled] = field(default_factory=dict)  # those of clients that ended, by group
     receipts: dict[str, Receipt] = field(default_factory=dict)
     sealed: list[BatchRef] = field(default_factory=list)  # newest batch of each step; voided if `reopened`
     reopened: list[int] = field(default_factory=list)  # steps whose batch was voided, without another yet
@@ -117,7 +121,7 @@ class RunState:
 
     @property
     def training_groups(self) -> int:
-        return len(self.groups) - self.evaluating
+        return len(self.groups) - self.evaluating - self.requested
 
     def barred(self, worker_name: str) -> str:
         """Return why a worker is shut out, or "" when it is not."""
@@ -126,7 +130,7 @@ class RunState:
 
     def training(self) -> Iterable[GroupState]:
         """Yield the living training groups in the order of their places: as opened, unless moved back."""
-        return (group for group in self.groups.values() if group.evaluation is None)
+        return (group for group in self.groups.values() if group.trains)
 
     def places(self) -> Mapping[str, int]:
         """Return the place of each living training group by id, counted from 0 in the order of `training`."""
@@ -274,9 +278,31 @@ def _group_submitted(event: e.GroupSubmitted, state: RunState) -> None:
     group.drafting = event.drafting
     group.twin_lease_id = group.twin_worker_id = ""
     group.turns = {}
-    state.lengths.add(group.prompt_index, event.token_counts if group.evaluation is None else ())
+    state.lengths.add(group.prompt_index, event.token_counts if group.trains else ())
     receipt = Receipt(event.lease_id, event.payload_digest, state.next_seal, authors=event.authors)
     state.receipts[event.group_id] = receipt
+
+
+def _samples_requested(event: e.SamplesRequested, state: RunState) -> None:
+    if event.group_id in state.groups:
+        raise IntegrityError(f"the journal contradicts itself: group {event.group_id} was opened twice")
+    state.groups[event.group_id] = requested_group(event)
+    state.requested += 1
+    state.next_number = event.number + 1
+
+
+def _samples_finished(event: e.SamplesFinished, state: RunState) -> None:
+    state._group(event.group_id, GroupPhase.OPEN if event.refusal else GroupPhase.SUBMITTED)
+    state.work_accounts.close_group(event.group_id, Use.STALE if event.refusal else Use.USEFUL)
+    del state.groups[event.group_id]
+    state.requested -= 1
+    state.sampled[event.group_id] = Sampled(len(state.commits), event.refusal)
+
+
+def _samples_forgotten(event: e.SamplesForgotten, state: RunState) -> None:
+    for group_id in event.group_ids:
+        del state.sampled[group_id]
+        state.receipts.pop(group_id, None)
 
 
 def _turn_answered(event: e.TurnAnswered, state: RunState) -> None:
@@ -379,7 +405,8 @@ def _step_committed(event: e.StepCommitted, state: RunState) -> None:
     state.commits.append(committed_step(event, state.clock.times()))
     oldest_kept = event.step - state.payload_retention_steps
     state.sealed_groups = {s: ids for s, ids in state.sealed_groups.items() if s >= oldest_kept}
-    state.receipts = {g: r for g, r in state.receipts.items() if r.step >= oldest_kept or g in state.groups}
+    living = state.groups.keys() | state.sampled.keys()
+    state.receipts = {g: r for g, r in state.receipts.items() if r.step >= oldest_kept or g in living}
 
 
 def _snapshot_announced(event: e.SnapshotAnnounced, state: RunState) -> None:
@@ -458,6 +485,9 @@ _HANDLERS: dict[type[e.JournalEvent], Callable[[Any, RunState], None]] = {
     e.TurnAnswered: _turn_answered,
     e.TurnSampled: _turn_sampled,
     e.GroupRewarded: _group_rewarded,
+    e.SamplesRequested: _samples_requested,
+    e.SamplesFinished: _samples_finished,
+    e.SamplesForgotten: _samples_forgotten,
     e.GroupDropped: _group_dropped,
     e.BatchSealed: _batch_sealed,
     e.BatchVoided: _batch_voided,

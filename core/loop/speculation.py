@@ -48,12 +48,22 @@ class LeaseTimes:
 def missing_groups(state: RunState, config: RunConfig) -> int:
     """Return how many groups the awaited batch lacks; 0 while these are too many to be duplicated."""
     step, places = state.next_seal, config.loop.prompts_per_step
-    if step >= state.opened_steps:
+    if config.client_driven:
+        missing = len(_awaited(state, config))
+    elif step >= state.opened_steps:
         return 0
-    groups = groups_of_step(state, config.loop, step)
-    ready = sum(group.phase in (GroupPhase.SUBMITTED, GroupPhase.REWARDED) for group in groups)
-    missing = max(places, len(groups)) - ready
+    else:
+        groups = _awaited(state, config)
+        ready = sum(group.phase in (GroupPhase.SUBMITTED, GroupPhase.REWARDED) for group in groups)
+        missing = max(places, len(groups)) - ready
     return missing if 0 < missing <= math.ceil(config.coordinator.speculation * places) else 0
+
+
+def _awaited(state: RunState, config: RunConfig) -> list[GroupState]:
+    """Return the groups of the awaited batch; of a run that a client drives, what it asked for and lacks."""
+    if config.client_driven:
+        return [group for group in state.groups.values() if group.request is not None]
+    return groups_of_step(state, config.loop, state.next_seal)
 
 
 def group_to_duplicate(
@@ -81,15 +91,14 @@ def group_to_duplicate(
         slow_s: the age from which a lease is slow; None: not known yet.
         sooner: whether the asking worker should end a group well before its holder.
     """
-    share, step = config.coordinator.speculation, state.next_seal
-    if not share or held_version is None or state.finished or state.paused_reason:
+    if not config.coordinator.speculation or held_version is None or state.finished or state.paused_reason:
         return None
     if config.sampling.sampler != "keyed" or not missing_groups(state, config):
         return None
     own_numerics = numerics.get(worker_id, "")
     if not own_numerics:
         return None  # its answer might be another one, and the shorter of two would win
-    groups = groups_of_step(state, config.loop, step)
+    groups = _awaited(state, config)
     if any(group.phase is GroupPhase.OPEN for group in groups):
         return None  # the asking worker can have that one
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.api.sink import LogRecord, RunEnd, SinkRun
+from antiphon.core.client_records import CLIENT
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError, ContractError, IntegrityError, UnavailableError
 from antiphon.core.loop.schedule import is_evaluated
@@ -200,7 +201,7 @@ class MlflowSink:
     def _show(self, run: TrackedRun, step: int, line: Mapping[str, Any]) -> None:
         """Show a few trajectories of each evaluated version, from the first batch that has any."""
         decode, count, store = self._decode, self._config.record.traces, self._store
-        if decode is None or not count:
+        if decode is None or not count or self._config.environment.name == CLIENT:
             return
         for version in sorted(step - int(staleness) for staleness in line["batch"]["staleness_histogram"]):
             if version in self._shown or not is_evaluated(version, self._config):

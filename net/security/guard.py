@@ -74,7 +74,7 @@ _BY_SERVICE: dict[str, dict[Scope, str]] = {
         Scope.PULL: "LatestManifest PlanTransfer WorkerKit",
         Scope.ADMIN: "PullForReward SubmitRewards PullTurns SubmitTurns OpenStep OpenEvaluation AwaitStage "
         "CommitStep AnnounceSnapshot SkipStep Pause Finish CommitsAfter Status WatchEvents Revoke Pardon "
-        "PullForAudit SubmitAudit Drain NoteOrders",
+        "PullForAudit SubmitAudit Drain NoteOrders RequestSamples AwaitSamples SealClientStep",
     },
     "Broadcast": {Scope.PULL: "GetChunks Where GetBlocks"},
     "Learner": {Scope.ADMIN: "AwaitStep AwaitSnapshot AwaitCall AwaitSaved DropSaved Score Status"},

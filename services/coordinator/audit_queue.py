@@ -121,7 +121,7 @@ class AuditQueue:
         )
         if group is None or drawn >= share:
             return
-        prompt = self._state_machine.prompts.prompt(group.split, group.prompt_index)
+        prompt = self._state_machine.loop.prompt_of(group)
         sampling = sampling_of(self._state_machine.config, group)
         waiting = _Waiting(submission, prompt.token_ids, sampling, authors)
         if submission.group_id in self._waiting:

@@ -1,6 +1,6 @@
 """Prompts: the environment's problems as token ids, checked to fit before anything starts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ from antiphon.environments.conversation import AnyEnvironment, ConversationEnvir
 from antiphon.environments.environment import Problem, reward_range_of
 from antiphon.environments.file import FileEnvironment
 from antiphon.environments.host import HostEnvironment
-from antiphon.models.codec import resolve_model_path
+from antiphon.models.codec import StopStrings, TextCodec, resolve_model_path
 from antiphon.models.directory import end_tokens
 from antiphon.models.rendering import Renderer
 from antiphon.services.coordinator.journal.pinned import input_files
@@ -107,6 +107,20 @@ class EnvironmentPrompts:
         return found
 
 
+class ClientPrompts:
+    """Stands for the prompts of a run that a client drives: they come with its requests."""
+
+    def __init__(self, codec: TextCodec, rules: TokenRules) -> None:
+        self.rules, self._codec = rules, codec
+
+    def stops(self, texts: Sequence[str]) -> Callable[[Sequence[int]], int | None]:
+        """Return how many of a completion's tokens there are when one of some texts is complete."""
+        return StopStrings(self._codec, texts).end
+
+    def prompt(self, split: str, index: int) -> Prompt:
+        raise ConfigError(f"prompt {index} of {split} was asked for, but a client brings the prompts")
+
+
 class RestingPrompts:
     """Stands for the prompts of a run that is only looked at: nothing is leased, sealed or rewarded."""
 
@@ -146,6 +160,22 @@ def renders_turns(environment: AnyEnvironment) -> bool:
     return isinstance(environment, ConversationEnvironment) and not isinstance(environment, HostEnvironment)
 
 
+def client_prompts(config: RunConfig) -> ClientPrompts:
+    """Return what stands for the prompts of a run that a client drives.
+
+    Raises:
+        ConfigError: when the tokenizer cannot be used.
+    """
+    codec = TextCodec.load(resolve_model_path(config.model.path))
+    return ClientPrompts(codec, TokenRules(codec.vocabulary_size, _end_tokens(config)))
+
+
+def _end_tokens(config: RunConfig) -> frozenset[int]:
+    folder = Path(resolve_model_path(config.model.path))
+    # A model on a hub is not fetched for its list of end tokens; then only the vocabulary is checked.
+    return frozenset(end_tokens(folder)) if folder.is_dir() else frozenset()
+
+
 def load_prompts(config: RunConfig) -> EnvironmentPrompts:
     """Build the prompts of a run from its environment and its model's tokenizer, and check them.
 
@@ -156,11 +186,8 @@ def load_prompts(config: RunConfig) -> EnvironmentPrompts:
 
     environment = environment_of(config.environment)
     renderer = Renderer.load(config, turns=renders_turns(environment))
-    folder = Path(resolve_model_path(config.model.path))
-    # A model on a hub is not fetched for its list of end tokens; then only the vocabulary is checked.
-    ends = frozenset(end_tokens(folder)) if folder.is_dir() else frozenset[int]()
     stop = None if renderer.stops is None else renderer.stops.end
-    rules = TokenRules(renderer.codec.vocabulary_size, ends, stop)
+    rules = TokenRules(renderer.codec.vocabulary_size, _end_tokens(config), stop)
     prompts = prompts_of(config, environment, renderer, rules, input_files(config))
     prompts.check_all(config.environment.train_size, config.evaluation.prompts)
     give_back()  # a large tokenizer takes twice its size while it is made

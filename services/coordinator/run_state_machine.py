@@ -17,7 +17,7 @@ import structlog
 
 from antiphon.core.capacity.run_ahead import describe
 from antiphon.core.config import RunConfig
-from antiphon.core.coordinator import consequences
+from antiphon.core.coordinator import client_groups, consequences
 from antiphon.core.coordinator.loop_state import (
     Decision,
     Effect,
@@ -107,6 +107,8 @@ class RunStateMachine:
         """Turns wait for a reward service."""
         self._answered: dict[str, Wakeup] = {}
         """Those who wait for the answer to a turn, by its name."""
+        self._sampled: dict[str, Wakeup] = {}
+        """Those who wait for completions that a client asked for, by group."""
         self.rewarded = Wakeup()
         """A batch may have become complete."""
         self.sealed = Wakeup()
@@ -290,6 +292,11 @@ class RunStateMachine:
                     name = f"{event.group_id}/{answer_key(event.sample_index, event.row_digest)}"
                     if (waiting := self._answered.pop(name, None)) is not None:
                         waiting.notify()
+                case e.SamplesRequested():
+                    news = True  # which worker should load what depends on all that waits
+                case e.SamplesFinished():
+                    if (waiting := self._sampled.pop(event.group_id, None)) is not None:
+                        waiting.notify()
                 case e.WorkerLoaded():
                     relevant = True
                     # The window of what may be in flight begins further on with a newer version.
@@ -321,6 +328,10 @@ class RunStateMachine:
             self._answered = {n: wakeup for n, wakeup in self._answered.items() if n in self.loop.turns}
         return self._answered.setdefault(name, Wakeup())
 
+    def sampled(self, group_id: str) -> Wakeup:
+        """Return what wakes those who wait for the completions of a living group."""
+        return self._sampled.setdefault(group_id, Wakeup())
+
     def fail(self, error: AntiphonError) -> None:
         """Stop everything: from now on every call raises `error`."""
         if self.failure is None:
@@ -331,7 +342,7 @@ class RunStateMachine:
 
     def wake_all(self) -> None:
         waiting = (self.work, self.submitted, self.turns, self.rewarded, self.sealed)
-        for wakeup in (*waiting, *self._answered.values()):
+        for wakeup in (*waiting, *self._answered.values(), *self._sampled.values()):
             wakeup.notify()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -449,6 +460,7 @@ class RunStateMachine:
         while self.failure is None:
             await asyncio.sleep(tick)
             self.run(consequences.overdue(self.loop, self.clock()))
+            self.run(client_groups.overdue(self.loop, self.clock()))
             if self.loop.leases.may_be_late(self.clock()):
                 missing = speculation.missing_groups(self.state, self.config)
                 self.work.notify() if self.config.loop.mode == "fixed" else self.work.offer(missing)

@@ -34,7 +34,7 @@ from antiphon.services.coordinator.journal.databases import journal_gone
 from antiphon.services.coordinator.journal.journal import JOURNAL_NAME, journal_place
 from antiphon.services.coordinator.journal.opening import open_journal, showing_life
 from antiphon.services.coordinator.metrics_page import metrics_page
-from antiphon.services.coordinator.prompts import load_prompts
+from antiphon.services.coordinator.prompts import client_prompts, load_prompts
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
 from antiphon.services.coordinator.sealing import own_advantage
 from antiphon.services.coordinator.service import CoordinatorService
@@ -111,6 +111,8 @@ def largest_message(config: RunConfig, limits: TurnLimits | None = None) -> int:
     That is a group of the longest completions, at 8 bytes a token and a version span for each, or a
     manifest. `limits` are those of a task with turns.
     """
+    if config.client_driven:  # a client says how many completions a group has
+        return MESSAGE_BYTES
     longest = config.sampling.max_tokens if limits is None else limits.tokens
     samples = max(config.loop.group_size, config.evaluation.samples)
     group = samples * (longest * _TOKEN_BYTES + TRAJECTORY_BYTES)
@@ -186,7 +188,8 @@ async def serve_coordinator(
     if config.algorithm.advantage is not None:
         own_advantage(config.algorithm.advantage)  # found missing now, not at the first batch
     if prompts is None:
-        prompts = await asyncio.to_thread(load_prompts, config)
+        load: Callable[[RunConfig], PromptSource] = client_prompts if config.client_driven else load_prompts
+        prompts = await asyncio.to_thread(load, config)
     state_machine = RunStateMachine(
         config,
         run_id,

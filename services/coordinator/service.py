@@ -6,21 +6,24 @@ are woken by what happens and never held longer than asked.
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import structlog
 
 from antiphon.api.coordinator import Coordinator, KitPart
-from antiphon.core.coordinator import consequences, groups, leases, steps, turns, workers
+from antiphon.core.client_records import SampledReply, SampleRequest
+from antiphon.core.coordinator import client_groups, consequences, groups, leases, steps, turns, workers
 from antiphon.core.coordinator.loop_state import Decision, manifest_name
 from antiphon.core.coordinator.overview import explained, stage_reply, status_of
 from antiphon.core.dissemination.plan import TransferPlan
 from antiphon.core.dissemination.transfers import FROM_ORIGIN
 from antiphon.core.errors import ContractError
 from antiphon.core.loop import assembly
-from antiphon.core.loop.group_state import Tally
+from antiphon.core.loop.group_state import CLIENT_GROUP, Tally
 from antiphon.core.records import (
+    BatchRef,
     GroupRewards,
     GroupSubmission,
     GroupToAudit,
@@ -197,6 +200,7 @@ class CoordinatorService(Coordinator):
             if self._audits is not None:
                 yield from self._audits.choose(submission)
             yield from groups.reward_at_once(self._loop, submission, now)
+            yield from client_groups.finish(self._loop, submission)
         return verdict
 
     async def pull_for_reward(self, client_id: str, limit: int, wait_s: float) -> PullReply:
@@ -302,6 +306,38 @@ class CoordinatorService(Coordinator):
     async def submit_turns(self, answers: Sequence[TurnAnswer]) -> None:
         self.state_machine.check_open()
         await self.state_machine.do(turns.take_answers(self._loop, answers, self.state_machine.clock()))
+
+    async def request_samples(self, request: SampleRequest) -> None:
+        self.state_machine.check_open()
+        await self.state_machine.do(client_groups.request(self._loop, request, self.state_machine.clock()))
+
+    async def await_samples(self, request_id: str, wait_s: float) -> SampledReply:
+        machine = self.state_machine
+        deadline = machine.clock() + _within(wait_s)
+        while not (group_id := client_groups.ended(self._loop, request_id)):
+            machine.check()
+            left_s = deadline - machine.clock()
+            if left_s <= 0:
+                blocked = machine.blocked_reason
+                return SampledReply(waiting_for=blocked or client_groups.waits_for(self._loop, request_id))
+            await machine.sampled(CLIENT_GROUP + request_id).wait(left_s)
+        await machine.written()
+        submission = await machine.submissions.get(group_id)
+        machine.submissions.forget((group_id,))  # the journal has it, and it is seldom asked for twice
+        return SampledReply(submission.trajectories)
+
+    async def seal_client_step(self, step: int, digest: str, trajectories: int, tokens: int) -> BatchRef:
+        machine = self.state_machine
+        machine.check_open()
+        if (known := client_groups.check_step(self._loop, step, digest)) is not None:
+            await machine.written()
+            return known
+        if not machine.store.has(digest):
+            raise ContractError(f"the artifact store has no file {digest[:12]}; put it there before its step")
+        plan = assembly.SealPlan(step, (), ())
+        empty = await asyncio.to_thread(seal_batch, plan, {}, Tally(), self._config, machine.store)
+        batch = replace(empty, digest=digest, trajectories=trajectories, tokens=tokens)
+        return await machine.do(client_groups.seal(self._loop, batch))
 
     async def open_step(self, step: int) -> None:
         self.state_machine.check_open()

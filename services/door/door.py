@@ -153,7 +153,8 @@ class Door:
         clock: Callable[[], float],
     ) -> None:
         """Take up what the journal has; `name` begins the ids of runs."""
-        self._config, self._name, self._runs, self._journal = config, name, runs, journal
+        self._config, self._runs, self._journal = config, runs, journal
+        self._name = re.sub(r"[^A-Za-z0-9._-]", "-", name)[:32]
         self._tasks, self._clock = tasks, clock
         self.sessions = {one.id: one for one in map(Session.model_validate_json, journal.things("session"))}
         self.models = {one.id: one for one in map(Model.model_validate_json, journal.things("model"))}
@@ -168,6 +169,8 @@ class Door:
         """Model, by its run -> requests that are not answered."""
         now = clock()
         self._beats = {one.id: float("-inf") if one.finished else now for one in self.sessions.values()}
+        self._silent: set[str] = set()
+        """Sessions that were not heard for door.session_timeout_s."""
         self._open: set[str] = set()
         """Runs whose services this door started."""
         self._base = asyncio.Lock()
@@ -291,11 +294,18 @@ class Door:
         now, patience_s = self._clock(), self._config.door.session_timeout_s
         used: set[str] = set()
         for name in self.sessions:
-            busy = self._sampling.get(name, 0) > 0
-            busy |= any(self._lines[one.id].busy for one in self.models.values() if one.session == name)
+            models = [one for one in self.models.values() if one.session == name]
+            samplers = [one for one in self.samplers.values() if one.session == name]
+            busy = self._sampling.get(name, 0) > 0 or any(self._lines[one.id].busy for one in models)
             if busy or now - self._beats[name] <= patience_s:
-                used |= {one.run_id for one in self.models.values() if one.session == name}
-                used |= {one.run_id for one in self.samplers.values() if one.session == name}
+                self._silent.discard(name)
+                used |= {one.run_id for one in (*models, *samplers)}
+            elif name not in self._silent:
+                self._silent.add(name)
+                own = {one.id for one in (*models, *samplers)}
+                for future in self._futures.values():  # nobody asks for them, as far as is known
+                    if future.of in own and future.form is not None and future.told_at is None:
+                        self._tell(future)
         for run_id in self._open - used:
             self._open.discard(run_id)
             await self._runs.close(run_id)
@@ -323,9 +333,7 @@ class Door:
                 return future
         said = self._journal.answer(name) if future.answer is None else future.answer
         if future.told_at is None:
-            future.told_at, future.answer = wall_clock(), None
-            self._told.append(future)
-            self._journal.note(kept.told(name, future.told_at))
+            self._tell(future)
         return future.form, said
 
     async def submit(self, name: str, of: str, seq: int, call: str, body: bytes) -> Future:
@@ -338,14 +346,9 @@ class Door:
         future = self._futures.get(name)
         if future is None:
             future = self._futures[name] = Future(name, of, seq, call)
-            future.written = asyncio.ensure_future(self._journal.write(kept.begin(name, of, seq, call, body)))
-            try:
-                await asyncio.shield(future.written)
-            except UnavailableError:
-                self._futures.pop(name, None)
-                raise
-            future.written = None
-            self._begin(future)
+            # A task of its own: a client that hangs up meanwhile asks again for what was begun.
+            future.written = asyncio.ensure_future(self._take_in(future, body))
+            await asyncio.shield(future.written)
             return future
         if future.written is not None:
             await asyncio.shield(future.written)
@@ -357,11 +360,27 @@ class Door:
             )
         return future
 
-    async def refuse(self, sentence: str, category: str = "user") -> Future:
+    async def _take_in(self, future: Future, body: bytes) -> None:
+        try:
+            await self._journal.write(kept.begin(future.id, future.of, future.seq, future.call, body))
+        except UnavailableError:
+            del self._futures[future.id]
+            raise
+        future.written = None
+        self._begin(future)
+
+    async def refuse(self, sentence: str) -> Future:
         """Return a future whose answer is that a call cannot be."""
         future = await self.submit(f"refused:{secrets.token_hex(6)}", "", 0, "refused", b"")
-        await self._finish(future, "error", _error(sentence, category))
+        await self._finish(future, "error", _error(sentence, "user"))
+        self._tell(future)
         return future
+
+    def _tell(self, future: Future) -> None:
+        """Begin the time after which an answer is forgotten."""
+        future.told_at, future.answer = wall_clock(), None
+        self._told.append(future)
+        self._journal.note(kept.told(future.id, future.told_at))
 
     def _begin(self, future: Future) -> None:
         model = self.models.get(future.of)
@@ -488,11 +507,10 @@ class Door:
     async def _add_model(
         self, name: str, session: Session, number: int, base: str, rank: int, metadata: dict[str, Any] | None
     ) -> None:
-        begin = re.sub(r"[^A-Za-z0-9._-]", "-", self._name)[:40]
         made = Model(
             id=name,
             session=session.id,
-            run_id=f"{begin}-{session.id}-{number}",
+            run_id=f"{self._name}-{session.id}-{number}",
             base_model=base,
             rank=rank,
             metadata=metadata,
@@ -615,6 +633,8 @@ class Door:
     async def _save(self, model: Model, kind: Any, name: str, said: wire.SaveWeights) -> SavedVersion:
         run, saved = await self._run(model.run_id), SavedWeights(model.run_id, kind, name)
         before = next((one for one in self._runs.saved(model.run_id) if one.saved == saved), None)
+        if said.path is not None and _EPHEMERAL.fullmatch(said.path):
+            raise ContractError(f"{said.path} names weights of a sampling session; give another name")
         if before is not None and before.version != run.version and not said.overwrite:
             raise ContractError(f"{saved.path} is there already; give another name, or overwrite it")
         return await run.save(saved, said.ttl_seconds)
@@ -708,9 +728,11 @@ class Door:
             if self.sessions[one.session].owner == owner
         ]
 
-    async def drop(self, name: str, checkpoint: str) -> None:
-        """Give up saved weights."""
-        run_id = self.models[name].run_id if name in self.models else name
+    async def drop(self, owner: str, name: str, checkpoint: str) -> None:
+        """Give up saved weights of this owner."""
+        run_id = next((one.run_id for one in self.models.values() if name in (one.id, one.run_id)), name)
+        if run_id not in (one["training_run_id"] for one in self.training_runs(owner)):
+            raise Unknown(f"there is no training run {name[:80]} of yours here; list those that are")
         found = self._find(f"tinker://{run_id}/{checkpoint}")
         await (await self._run(run_id)).drop(found.saved)
 
@@ -752,14 +774,13 @@ class Door:
             raise Busy(f"{MOST_WAITING} requests wait for samples of this model; ask again later")
         return await self.submit(name, sampler.id, said.seq_id, "asample", body)
 
-    async def sequence(self, name: str) -> dict[str, Any]:
+    async def sequence(self, owner: str, name: str) -> dict[str, Any]:
         """Return what is recorded of a sampled sequence."""
         request_id, _, place = name.rpartition("/")
-        sampler = self.samplers.get(request_id.rpartition(":")[0])
-        if sampler is None or not sampler.run_id or not place.isdigit():
-            raise Unknown(f"there is no sequence {name[:80]} here; take its sequence_id")
-        found = await (await self._run(sampler.run_id)).sequences(request_id)
-        if int(place) >= len(found):
+        sampler = self.sampler(owner, request_id.rpartition(":")[0])
+        run = await self._run(sampler.run_id) if sampler.run_id else None
+        found = () if run is None else await run.sequences(request_id)
+        if not place.isdigit() or int(place) >= len(found):
             raise Unknown(f"there is no sequence {name[:80]} here; take its sequence_id")
         one, future = found[int(place)], self._futures.get(request_id)
         cached = None
@@ -835,7 +856,8 @@ class Door:
                         sampler.run_id = model.run_id
                         break
             else:
-                sampler.run_id = f"{re.sub(r'[^A-Za-z0-9._-]', '-', self._name)[:50]}-base"
+                which = digest_bytes(self._config.model.model_dump_json().encode())[:8]
+                sampler.run_id = f"{self._name}-base-{which}"
                 self._open.add(sampler.run_id)
                 await self._runs.create(sampler.run_id, ModelOrder(rank=0))
             sampler.version = 0

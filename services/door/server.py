@@ -43,7 +43,7 @@ HERE = "local"
 """Owner of what is made with the key of the home."""
 _CONFIG = {"use_pyqwest_transport": False}
 """What clients are told of themselves: their other transport was not tried."""
-_STATUS = {Unknown: 404, Gone: 410, Busy: 429}
+_STATUS: dict[type[AntiphonError], int] = {Unknown: 404, Gone: 410, Busy: 429}
 _log = structlog.get_logger(__name__)
 
 
@@ -60,12 +60,9 @@ class DoorServer:
         """Return what is served."""
         app = web.Application(middlewares=[self._guarded], client_max_size=BODY_BYTES)
         post, get = app.router.add_post, app.router.add_get
-        for path, answered in {
-            "client/config": _CONFIG,
-            "client/dynamic_config": {},
-            "telemetry": {"status": "accepted"},
-        }.items():
-            post(f"{API}/{path}", _always(answered))
+        post(f"{API}/client/config", _always(_CONFIG))
+        post(f"{API}/client/dynamic_config", _always({}))
+        post(f"{API}/telemetry", _always({"status": "accepted"}))
         get(f"{API}/healthz", _always({"status": "ok"}))
         get(f"{API}/get_server_capabilities", self._capabilities)
         post(f"{API}/create_session", self._create_session)
@@ -242,7 +239,7 @@ class DoorServer:
         return _json({"checkpoints": found, **_all(found)})
 
     async def _drop(self, request: web.Request) -> web.Response:
-        await self._door.drop(request.match_info["id"], request.match_info["checkpoint"])
+        await self._door.drop(request[OWNER], request.match_info["id"], request.match_info["checkpoint"])
         return _json({})
 
     async def _capabilities(self, request: web.Request) -> web.Response:
@@ -251,7 +248,7 @@ class DoorServer:
         return _json({"supported_models": names})
 
     async def _sequence(self, request: web.Request) -> web.Response:
-        return await _said(self._door.sequence(request.match_info["id"]))
+        return await _said(self._door.sequence(request[OWNER], request.match_info["id"]))
 
     async def _stats(self, request: web.Request) -> web.Response:
         said = {
@@ -282,8 +279,8 @@ def admission(home: Path, secret: str, guard: Guard | None) -> Callable[[str], s
         if not key.startswith(PREFIX) or not key.isascii():
             raise Refusal(
                 Denial.UNKNOWN,
-                f"this call shows no key that begins with {PREFIX} in X-API-Key; set TINKER_API_KEY to what is "
-                f"in {KEY} of the home, or to what `antiphon invite NAME --scopes door` prints",
+                f"this call shows no key that begins with {PREFIX} in X-API-Key; set TINKER_API_KEY to "
+                f"what is in {KEY} of the home, or to what `antiphon invite NAME --scopes door` prints",
             )
         if hmac.compare_digest(key, secret):
             return HERE

@@ -8,7 +8,7 @@ Legend: T positions of one datum, P prompt tokens, K most probable tokens of a p
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -378,8 +378,8 @@ def _datum(said: pb.Datum, place: int, vocabulary_size: int, most_tokens: int) -
             found = found[:, 0]
         if found.shape != tokens.shape:
             raise ContractError(
-                f"{where}: {name[:60]} has shape {list(found.shape)}, but the input has {tokens.size} tokens; "
-                "give one value for each"
+                f"{where}: {name[:60]} has shape {list(found.shape)}, but the input has {tokens.size} "
+                "tokens; give one value for each"
             )
         if name == "target_tokens":
             if found.dtype.kind != "i":
@@ -424,8 +424,9 @@ def forward_backward_output(result: CallResult) -> bytes:
     arrays = [np.ascontiguousarray(one, dtype="<f4") for one in result.logprobs]
     ends = np.cumsum([0, *(one.nbytes for one in arrays)], dtype="<i8")
     field = record.fields["logprobs"]
-    field.data, field.offsets, field.dtype = b"".join(one.tobytes() for one in arrays), ends.tobytes(), 1
-    return cast(bytes, said.SerializeToString())
+    field.data, field.offsets = b"".join(one.tobytes() for one in arrays), ends.tobytes()
+    field.dtype = pb.DTYPE_FLOAT32
+    return said.SerializeToString()
 
 
 def sample_response(
@@ -456,7 +457,7 @@ def sample_response(
         said.prompt_logprobs = prompt.astype("<f4", copy=False).tobytes()
     if prompt_top is not None:
         said.topk_prompt_logprobs.CopyFrom(_most_probable(prompt_top))
-    return cast(bytes, said.SerializeToString())
+    return said.SerializeToString()
 
 
 def last_of(scores: Scores, count: int | None) -> Scores:

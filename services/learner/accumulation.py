@@ -1,8 +1,8 @@
-"""Accumulation: gradients of a client's calls add up, by micro-batches that the stream of data alone decides.
+"""Accumulation: gradients of a client's calls add up, in micro-batches that their stream alone decides.
 
 However a client cuts its data into calls, the same data in the same order make the same micro-batches, and so
-the same bits. A micro-batch is filled in the order of the stream and computed once it is full, or when loss or
-configuration change; what is left at the end of a call is computed once without gradients, for the answer,
+the same bits. A micro-batch is filled in the order of the stream and computed once it is full, or when loss
+or configuration change; what is left at the end of a call is computed once without gradients, for the answer,
 and again with them when later data fill it or the step closes it.
 """
 
@@ -137,9 +137,7 @@ class Accumulation:
             ours=config.door.stable_reinforce == "ours",
         )
 
-    def _make_room(
-        self, call: TrainingCall, datum: Datum, answers: _Answers, backward: bool = True
-    ) -> None:
+    def _make_room(self, call: TrainingCall, datum: Datum, answers: _Answers, backward: bool = True) -> None:
         """Compute the micro-batch that is being filled, unless a datum of a call fits in."""
         kind = call.loss, call.config
         held = sum(len(one.token_ids) for one, _ in self._pending)

@@ -106,9 +106,7 @@ class SnapshotPublisher(Publishing):
             if self._choice is not None and len(manifest.payloads) == 1:
                 # Before old versions go: the oldest of them is the longest rung's parent.
                 self._add_payloads(manifest, self._choice)
-            self._payloads.prune_announced(
-                version, self._snapshots_kept, self._recorded(), self._pinned()
-            )
+            self._payloads.prune_announced(version, self._snapshots_kept, self._recorded(), self._pinned())
             return dataclasses.replace(self._payloads.manifest(version), origin=origin)
         except UnavailableError as error:
             raise ContractError(f"version {version} cannot be published: {error}") from None

@@ -1,7 +1,7 @@
 """Saved: weights that a client keeps under a name, in the folder of the run that made them.
 
-`RUN_DIR/saved/KIND/NAME/saved.json` says which version a name stands for, and the digest of its weights; it is
-written last. With kind `weights` a checkpoint, signed as the others of the run, lies beside it; with
+`RUN_DIR/saved/KIND/NAME/saved.json` says which version a name stands for, and the digest of its weights; it
+is written last. With kind `weights` a checkpoint, signed as the others of the run, lies beside it; with
 `sampler_weights` the version's snapshot stays stored for as long as the note is there.
 """
 
@@ -15,9 +15,9 @@ from pathlib import Path
 from antiphon.core.client_records import SavedWeights
 from antiphon.core.errors import ContractError, IntegrityError
 from antiphon.net.security.credentials import learner_signer
-from antiphon.net.security.keys import SigningKey, make_private_folder
+from antiphon.net.security.keys import SigningKey
 from antiphon.services.learner.checkpoints import CheckpointStore
-from antiphon.system.files import unusable, write_atomically
+from antiphon.system.files import write_atomically
 
 SAVED, NOTE = "saved", "saved.json"
 KINDS = ("weights", "sampler_weights")
@@ -79,18 +79,17 @@ class SavedFolder:
         folder = self.folder(kind, name)
         held = [path for path in folder.rglob("*") if path.is_file() and path.name != NOTE]
         note = SavedNote(version, digest, sum(path.stat().st_size for path in held))
-        try:
-            make_private_folder(folder)
-            write_atomically(folder / NOTE, json.dumps(asdict(note), sort_keys=True).encode())
-        except OSError as error:
-            raise unusable(error, folder) from error
+        write_atomically(folder / NOTE, json.dumps(asdict(note), sort_keys=True).encode())
         return note
+
+    def forget(self, kind: str, name: str) -> None:
+        """Remove the note of a name, before what it stands for is replaced or goes."""
+        (self.folder(kind, name) / NOTE).unlink(missing_ok=True)
 
     def drop(self, kind: str, name: str) -> None:
         """Give up what was saved under a name; what is not there is ignored."""
-        folder = self.folder(kind, name)
-        (folder / NOTE).unlink(missing_ok=True)
-        shutil.rmtree(folder, ignore_errors=True)
+        self.forget(kind, name)
+        shutil.rmtree(self.folder(kind, name), ignore_errors=True)
 
     def pinned(self) -> frozenset[int]:
         """Return the versions whose snapshots have to stay: those saved for sampling, and the first."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from antiphon.api.coordinator import Coordinator
 from antiphon.api.learner import Learner
+from antiphon.core.client_records import CLIENT
 from antiphon.core.config import RunConfig
 from antiphon.core.ranks.memory import trained_parameters
 from antiphon.core.status import LearnerProgress
@@ -71,11 +72,16 @@ def open_learner(
     spare_unused_libraries()
     # torch and DeepSpeed: only for who trains with them
     from antiphon.services.learner.checkpoints import CheckpointStore
+    from antiphon.services.learner.client_calls import ClientCalls
     from antiphon.services.learner.deepspeed_engine import pin_numerics
     from antiphon.services.learner.publish import SnapshotPublisher, payload_choice
+    from antiphon.services.learner.saved import SavedFolder
+    from antiphon.services.learner.snapshot_model import SnapshotModel
     from antiphon.services.learner.step import Trainer
     from antiphon.system.free_space import SpaceFloor
 
+    driven = config.environment.name == CLIENT
+    saved = SavedFolder(run_dir, signer)
     publisher = SnapshotPublisher(
         run_id,
         payloads,
@@ -86,6 +92,7 @@ def open_learner(
         payload_choice(config.broadcast, remote, config.learner.threads * config.learner.ranks),
         recorded=partial(recorded_version, run_dir),
         trained=partial(trained_parameters, config.learner),
+        pinned=saved.pinned if driven else tuple,
     )
     checkpoints = CheckpointStore(
         run_dir / "checkpoints",
@@ -93,15 +100,17 @@ def open_learner(
         signer,
         recorded=partial(recorded_version, run_dir),
     )
-    threads = config.learner.threads
+    threads, trainer = config.learner.threads, Trainer(config, checkpoints, saved=saved)
+    model = SnapshotModel(config, payloads)
     return LearnerService(
         config,
-        Trainer(config, checkpoints),
+        trainer,
         publisher,
         store,
         coordinator,
         prepare=lambda: pin_numerics(threads),
         audits=audits,
+        client=ClientCalls(run_dir, trainer, saved, model) if driven else None,
     )
 
 

@@ -11,25 +11,38 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 
 from antiphon.api.coordinator import Coordinator
-from antiphon.api.learner import Learner, LearnerStatus, SnapshotReply, StepReply, StepResult
+from antiphon.api.learner import (
+    CallReply,
+    Learner,
+    LearnerStatus,
+    SavedReply,
+    SnapshotReply,
+    StepReply,
+    StepResult,
+)
+from antiphon.core.client_records import CLIENT, Scores
 from antiphon.core.config import RunConfig
 from antiphon.core.config_sections import LoopSection
 from antiphon.core.errors import AntiphonError, ContractError, IntegrityError, UnavailableError
 from antiphon.core.loop.staleness import is_published
 from antiphon.core.metrics import batch_metrics
 from antiphon.core.patience import Patience
-from antiphon.core.records import BatchRef, SnapshotManifest, StepCommit
+from antiphon.core.records import BatchRef, IntArray, SnapshotManifest, StepCommit
 from antiphon.core.trust.audit import NARROWEST_DRIFT, SampleStatistics
 from antiphon.lineage.rollout_table import decode_timings
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.net.rpc.retry import OUTAGE_S, retry_unavailable
 from antiphon.services.learner.training import Publishing, TrainedStep, Training, read_weights
 from antiphon.system import failpoints
+
+if TYPE_CHECKING:  # torch, which a simulated learner does without
+    from antiphon.services.learner.client_calls import ClientCalls
+    from antiphon.services.learner.saved import SavedNote
 
 MOST_WAIT_S = 30.0
 """Longest that a call is held open."""
@@ -113,11 +126,13 @@ class LearnerService(Learner):
         coordinator: Coordinator,
         prepare: Callable[[], None] | None = None,
         audits: bool = False,
+        client: "ClientCalls | None" = None,
     ) -> None:
         """Prepare; the engine is made by `restore`. `server.open_learner` knows the production parts.
 
         The trainer is called on the training thread alone, and there `prepare` once before anything else.
-        With `audits` the coordinator learns whose logprobs differ from the learner's own.
+        With `audits` the coordinator learns whose logprobs differ from the learner's own. `client` does what
+        the client of a run asks, where one drives it.
         """
         self._config = config
         self._store = store
@@ -128,12 +143,14 @@ class LearnerService(Learner):
         """host:port under which the chunks are served; set once the port is known."""
         self._training = ThreadPoolExecutor(1, "train", prepare)
         self._publishing = ThreadPoolExecutor(1, "publish")
+        self._scoring = ThreadPoolExecutor(1, "score")
         self._turn = asyncio.Lock()
         self._calls = SharedCalls()
         self._restored = asyncio.Event()
         self._announced: dict[int, str] = {}
         self._version = -1
         self._audits = audits
+        self._client = client
         self._last_commit: StepCommit | None = None
         self._trained: tuple[str, TrainedStep] | None = None
         """Digest of a batch that was trained on and not committed yet, and what that led to."""
@@ -147,6 +164,7 @@ class LearnerService(Learner):
         await self._on_thread(self._trainer.stop)
         self._training.shutdown()
         self._publishing.shutdown()
+        self._scoring.shutdown()
 
     async def await_step(self, step: int, wait_s: float) -> StepReply:
         task = await self._calls.join(f"step {step}", lambda: self._step(step), wait_s)
@@ -156,6 +174,82 @@ class LearnerService(Learner):
         task = await self._calls.join(f"publish {version}", lambda: self._publish(version), wait_s)
         publishing = self._publisher if self._restored.is_set() else self._trainer
         return SnapshotReply(publishing.progress.read(), task.result() if task.done() else None)
+
+    async def await_call(
+        self, step: int, place: int, digest: str, forward_only: bool, wait_s: float
+    ) -> CallReply:
+        client = self._clients()
+
+        async def call() -> tuple[int, bool]:
+            await self._restored.wait()
+            async with self._turn:
+                if step < self._version and client.answered(digest):
+                    return 0, True
+                if step != self._version:
+                    raise ContractError(
+                        f"a call since version {step} cannot be done; the learner holds version "
+                        f"{self._version}"
+                    )
+                self._trainer.progress.begin(f"doing call {place} since version {step}", "micro-batch")
+                self._state = "training"
+                try:
+                    return await self._on_thread(partial(client.call, place, digest, forward_only))
+                finally:
+                    self._state = "idle"
+                    self._trainer.progress.end()
+
+        name = f"call {step} {place} {digest} {forward_only}"
+        task = await self._calls.join(name, call, wait_s)
+        return CallReply(self._trainer.progress.read(), *(task.result() if task.done() else ()))
+
+    async def await_saved(self, kind: str, name: str, version: int, wait_s: float) -> SavedReply:
+        client = self._clients()
+
+        async def save() -> "SavedNote":
+            await self._restored.wait()
+            async with self._turn:
+                note = client.note(kind, name)
+                if note is not None and note.version == version:
+                    return note
+                if kind != "weights":
+                    return client.pin(name, version, self._publisher.stored())
+                if version != self._version:
+                    raise ContractError(
+                        f"version {version} cannot be saved; the learner holds version {self._version}"
+                    )
+                self._trainer.progress.begin(f"saving version {version} as {name}", "byte")
+                try:
+                    return await self._on_thread(partial(client.save, name, self._held_digest()))
+                finally:
+                    self._trainer.progress.end()
+
+        task = await self._calls.join(f"save {kind} {name} {version}", save, wait_s)
+        done = (task.result().digest, task.result().bytes) if task.done() else ()
+        return SavedReply(self._trainer.progress.read(), *done)
+
+    async def drop_saved(self, kind: str, name: str) -> None:
+        client = self._clients()
+        async with self._turn:
+            await asyncio.to_thread(client.drop, kind, name)
+
+    async def score(self, version: int, token_ids: IntArray, top: int) -> Scores:
+        model = self._clients().model
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._scoring, model.scores, version, token_ids, top)
+
+    def _held_digest(self) -> str:
+        """Return the digest of the weights of the version that is held."""
+        if self._last_commit is not None:
+            return self._last_commit.weights_digest
+        return self._publisher.stored()[0]  # of a client's run it stays
+
+    def _clients(self) -> "ClientCalls":
+        if self._client is None:
+            raise ContractError(
+                f"this run has environment.name={self._config.environment.name}; only one with "
+                f"environment.name={CLIENT} does what a client asks"
+            )
+        return self._client
 
     async def step(self, step: int) -> StepResult:
         """Make a step, however long it takes; errors as those of `await_step`."""

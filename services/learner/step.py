@@ -92,11 +92,11 @@ class Trainer(Training):
             if checkpoint is not None:
                 with self.ranks.together():
                     self._check_world(checkpoint)
-            self._make()
+            engine = self._make()
             self.version = 0
             if checkpoint is not None:
                 self._load(checkpoint)
-        return TrainedStep(self.version, self._engine.weights(), {})
+        return TrainedStep(self.version, engine.weights(), {})
 
     def stop(self) -> None:
         self._drop()
@@ -104,10 +104,11 @@ class Trainer(Training):
         self.ranks.close()
         self.ranks = ALONE
 
-    def _make(self) -> None:
-        self._engine = self._make_engine(self._config)
+    def _make(self) -> DeepSpeedEngine:
+        self._engine = engine = self._make_engine(self._config)
         if self._config.environment.name == CLIENT:
-            self._calls = Accumulation(self._config, self._engine, self.progress)
+            self._calls = Accumulation(self._config, engine, self.progress)
+        return engine
 
     def _drop(self) -> None:
         self._calls = None
@@ -179,27 +180,30 @@ class Trainer(Training):
             IntegrityError: when they are not there, or not those that were saved.
         """
         if self._saved is None:
-            raise IntegrityError(f"the weights {order.source.path} are not here; bring the folder of that run")
+            raise IntegrityError(
+                f"the weights {order.source.path} are not here; bring the folder of that run"
+            )
         folder = self._saved.weights_of(order.source)
         self._drop()
-        self._make()
-        assert self._engine is not None, "it was just made"
+        engine = self._make()
         try:
-            self._engine.load(folder, order.optimizer)
+            engine.load(folder, order.optimizer)
         except RuntimeError as error:  # torch's word for tensors of other shapes
             words = " ".join(str(error).split())[:200]
             raise IntegrityError(f"the weights {order.source.path} are of another model: {words}") from error
-        found = self._engine.weights().digest()
+        found = engine.weights().digest()
         if found != order.digest:
             raise IntegrityError(
-                f"the weights {order.source.path} are {found[:12]}, but {order.digest[:12]} were to be loaded; "
-                "they were saved again since, or are of another model"
+                f"the weights {order.source.path} are {found[:12]}, but {order.digest[:12]} were to be "
+                "loaded; they were saved again since, or are of another model"
             )
-        return self._engine
+        return engine
 
     def train(self, step: int, payload: bytes) -> TrainedStep:
         if is_client_step(payload):
             return self._train_client(step, payload)
+        if self._calls is not None:
+            self._calls.drop()  # a step that was skipped has a batch without rows
         self.ranks.order(Order.TRAIN, step, digest_bytes(payload))
         with self.ranks.running():
             return self._train(step, lambda: payload)

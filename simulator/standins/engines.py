@@ -23,6 +23,7 @@ from antiphon.core.dissemination.reports import NetworkLog
 from antiphon.core.errors import ContractError, IntegrityError
 from antiphon.core.messages import UNIT_RANGE, Ended, Message, Reply
 from antiphon.core.records import (
+    FinishReason,
     FloatArray,
     IntArray,
     Prompt,
@@ -110,9 +111,10 @@ class ArithmeticEngine(Engine):
             token, logprob = arithmetic.token_at(self._weights, live.prompt, request.seed, at)
             live.tokens.append(token)
             live.logprobs.append(logprob)
-            if token == arithmetic.END_TOKEN or at + 1 >= request.sampling.max_tokens:
+            ends = token in request.sampling.stop_token_ids
+            if ends or token == arithmetic.END_TOKEN or at + 1 >= request.sampling.max_tokens:
                 del self._live[request_id]
-                reason = arithmetic.finish_reason(token)
+                reason = FinishReason.STOP if ends else arithmetic.finish_reason(token)
                 finished.append(EngineOutput(*live.sampled(0), reason, request_id=request_id))
         return finished
 

@@ -13,6 +13,8 @@ from antiphon.core.requests import LeaseRequest
 from antiphon.net.security.keys import LEARNER_KEY, load_key
 from antiphon.services.coordinator.client import CoordinatorClient
 from antiphon.services.learner.audits.auditor import Auditor
+from antiphon.services.learner.snapshot_model import SnapshotModel
+from antiphon.weights.payload_store import PayloadStore
 from antiphon.weights.signature import sign_manifest
 from tests.support.light_parties import hello
 from tests.support.loop_model import light_manifest
@@ -32,11 +34,17 @@ PLAIN: dict[str, Any] = {
 CONFIG = build_config(PLAIN)
 
 
+class _OneModel(SnapshotModel):
+    def fill(self, version: int) -> bool:
+        return True
+
+
 class ScoringAuditor(Auditor):
     """Every version is the shipped model, which is never published here."""
 
-    def _fill(self, version: int) -> bool:
-        return True
+    def __init__(self, config: RunConfig, payloads: PayloadStore, model: Any = None) -> None:
+        super().__init__(config, payloads)
+        self._held = _OneModel(config, payloads, model)
 
 
 def submission(lease: Lease, worker_id: str, made: tuple[Trajectory, ...]) -> GroupSubmission:

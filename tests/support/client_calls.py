@@ -1,5 +1,6 @@
 """Calls as a client makes them, on a vocabulary of 32 tokens."""
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,4 @@ def make_call(seed: int = 0, count: int = 8, loss: str = "cross_entropy", **give
 def chunks(call: TrainingCall, count: int) -> list[TrainingCall]:
     """Return the data of a call as this many calls."""
     bounds = np.linspace(0, len(call.data), count + 1).astype(int)
-    return [
-        TrainingCall(call.loss, call.config, call.data[start:stop])
-        for start, stop in zip(bounds, bounds[1:], strict=False)
-    ]
+    return [TrainingCall(call.loss, call.config, call.data[start:stop]) for start, stop in pairwise(bounds)]

@@ -81,7 +81,7 @@ class LightEngine:
         finished = []
         for request_id, live in list(self._live.items()):
             self._advance(live)
-            ended = live.tokens[-1] == END_TOKEN
+            ended = live.tokens[-1] in (END_TOKEN, *live.request.sampling.stop_token_ids)
             sampled = len(live.request.prefix_token_ids) + len(live.tokens)
             if ended or sampled >= live.request.sampling.max_tokens:
                 del self._live[request_id]

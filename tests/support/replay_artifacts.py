@@ -26,6 +26,7 @@ from antiphon.lineage.rollout_table import encode_batch, encode_timings
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.services.learner.policy import load_published
+from antiphon.services.learner.saved import SavedFolder
 from antiphon.services.learner.step import Trainer
 from antiphon.services.learner.training import TrainedStep
 from antiphon.services.rollout.selfcheck.distribution_check import processed
@@ -106,7 +107,7 @@ class TinyRun:
             adapter_file=self._payloads.adapter,
         )
         checkpoints = CheckpointStore(self.run_dir / "checkpoints", STEPS)
-        trainer = Trainer(self.config, checkpoints)
+        self.trainer = trainer = Trainer(self.config, checkpoints, saved=SavedFolder(self.run_dir))
         made[0] = self._published(trainer.start(0))
         self.log.announce(made[0])
         for step in range(STEPS):

@@ -6,8 +6,10 @@ compares the two on data at random.
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from antiphon.core.algorithm import AlgorithmSection
@@ -87,7 +89,9 @@ def draw(loss: str, rng: np.random.Generator) -> tuple[dict[str, float], list[Da
         length = int(rng.integers(1, 12))
         counted = (rng.random(length) < 0.67).astype(np.float32)
         own = rng.normal(size=length) * counted
-        inputs = {"weights": own} if loss == "cross_entropy" else {"advantages": own}
+        inputs: dict[str, npt.NDArray[Any]] = (
+            {"weights": own} if loss == "cross_entropy" else {"advantages": own}
+        )
         if loss != "cross_entropy":
             inputs["logprobs"] = -rng.exponential(2.0, length) * counted
         if masked:

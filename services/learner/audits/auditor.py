@@ -32,10 +32,9 @@ from antiphon.sampling.keyed_sampler import (
     uniforms,
 )
 from antiphon.services.learner.audits.audit_loop import TokenScores
-from antiphon.services.learner.policy import load_causal_model, load_published
 from antiphon.services.learner.scoring import Places, completion_logits, row_sampling
+from antiphon.services.learner.snapshot_model import LOGITS_AT_ONCE, SnapshotModel
 from antiphon.weights.payload_store import PayloadStore
-from antiphon.weights.snapshot import open_snapshot
 
 ROUNDING = {
     "inverse_cdf": {"float32": 1e-4, "bfloat16": 1e-2},
@@ -48,9 +47,6 @@ NEAR, GROSS = 0.01, 10.0
 """A token is near, or gross, that is off by more than this many of these."""
 GROSS_DRIFT = {"float32": 0.05, "bfloat16": 2.0}
 """Most nats by which one logprob may differ: float32 engines show 3e-5, bfloat16 ones 0.13."""
-LOGITS_AT_ONCE = 1 << 22
-"""Most logits in memory, 16 MiB; with what the rules make of them six times that."""
-
 _log = structlog.get_logger(__name__)
 
 
@@ -60,9 +56,7 @@ class Auditor:
     def __init__(self, config: RunConfig, payloads: PayloadStore, model: Any = None) -> None:
         """Prepare; unless a causal model is given, the run's own is loaded for the first group."""
         self._config = config
-        self._payloads = payloads
-        self._model = model
-        self._version: int | None = None
+        self._held = SnapshotModel(config, payloads, model)
 
     def examine(self, group: GroupToAudit) -> list[SampleStatistics]:
         """Return what the scores say, for each sample and each worker that sampled some of it.
@@ -80,7 +74,7 @@ class Auditor:
         versions = sorted({span.version for t in trajectories for span in t.spans if not span.kept_cache})
         filled = 0
         for version in versions:
-            if not self._fill(version):
+            if not self._held.fill(version):
                 continue
             filled += 1
             # Of tokens that were sampled over a kept cache no clean pass gives the distribution.
@@ -92,7 +86,7 @@ class Auditor:
             texts = [(b.context, t.token_ids[b.start : b.stop]) for t, b in (parts[place] for place in own)]
             wanted = [found[place] for place in own]
             for line, places, logits in completion_logits(
-                self._model, texts, wanted, LOGITS_AT_ONCE, self._config.model.head == "float32"
+                self._held.model, texts, wanted, LOGITS_AT_ONCE, self._config.model.head == "float32"
             ):
                 trajectory, branch = parts[own[line]]
                 score_tokens(
@@ -108,21 +102,6 @@ class Auditor:
         if not filled:
             raise UnavailableError(f"version {versions[0]} is not kept any more (broadcast.snapshots_kept)")
         return [found for index, score in scores.items() for found in score.by_author(index, group.authors)]
-
-    def _fill(self, version: int) -> bool:
-        if version == self._version:
-            return True
-        try:
-            tensors = open_snapshot(self._payloads.manifest(version), self._payloads)
-        except UnavailableError:
-            return False  # pruned meanwhile
-        if self._model is None:
-            dtype = torch.float32 if self._config.model.dtype == "float32" else torch.bfloat16
-            self._model = load_causal_model(self._config.model.path, dtype, False)
-        self._version = None  # until all of it is there: what is held may be half of something
-        load_published(self._model, tensors)
-        self._version = version
-        return True
 
 
 def score_tokens(

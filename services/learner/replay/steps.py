@@ -25,6 +25,7 @@ import structlog
 import torch
 from safetensors.torch import save_file
 
+from antiphon.core.client_records import CLIENT
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError, IntegrityError, UnavailableError
 from antiphon.core.reporting.replay_checks import (
@@ -44,6 +45,7 @@ from antiphon.services.learner.ranks.followers import Followers
 from antiphon.services.learner.ranks.group import join
 from antiphon.services.learner.replay.base import base_model, load_version
 from antiphon.services.learner.replay.rollouts import RolloutScorer
+from antiphon.services.learner.saved import SavedFolder
 from antiphon.services.learner.step import Trainer, checkpoint_ranks, config_digest, device_name
 from antiphon.services.learner.training import TrainedStep
 from antiphon.weights.adapter import write_merged
@@ -79,6 +81,11 @@ class Replayer:
             rollouts: whether trajectories will be scored: versions that the copy does not keep are then made
                 again from as far back as a batch may name, and stay in a temporary folder until `close`.
         """
+        if rollouts and copy.config.environment.name == CLIENT:
+            raise ConfigError(
+                f"--rollouts cannot be with {copy.run_id}: what its client trained on does not say which "
+                "version sampled it; replay its steps without --rollouts"
+            )
         self._copy = copy
         self._given = model
         self._remade = frozenset(copy.recorded_by_digest() if rollouts else ())
@@ -177,7 +184,9 @@ class Replayer:
         moved = self._moved(self._config)
         if self._config.learner.ranks > 1:
             self._followers = Followers(self._config, checkpoints.root, self._batches.root, moved)
-        self._trainer = Trainer(self._config, checkpoints, lambda config: DeepSpeedEngine(moved))
+        # What a client loaded lies beside the run, where that is.
+        saved = None if self._own is None else SavedFolder(self._own.parent)
+        self._trainer = Trainer(self._config, checkpoints, lambda config: DeepSpeedEngine(moved), saved)
         try:
             join(self._config)
         except RuntimeError as error:  # torch's word for ranks that did not come

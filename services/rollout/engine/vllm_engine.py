@@ -547,10 +547,10 @@ class VllmEngine:
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
         sampling, known = request.sampling, len(request.prefix_token_ids)
-        most = sampling.max_tokens - known
+        most, stops = sampling.max_tokens - known, sampling.stop_token_ids
         common: dict[str, Any] = {
             "max_tokens": most,
-            "stop_token_ids": list(self._stop or ()),
+            "stop_token_ids": [*(self._stop or ()), *stops],
             "detokenize": False,
             "output_kind": RequestOutputKind.FINAL_ONLY,
             "skip_clone": True,
@@ -566,7 +566,9 @@ class VllmEngine:
                 logprobs=0,
                 **common,
             )
-        # The table holds everything else, so one object serves all requests of this length.
+        # The table holds everything else, so one object serves all requests of this length and these ends.
+        if stops:
+            return SamplingParams(**common)
         if most not in self._plain_parameters:
             self._plain_parameters[most] = SamplingParams(**common)
         return self._plain_parameters[most]

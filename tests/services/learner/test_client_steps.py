@@ -155,8 +155,12 @@ def test_every_loss_trains_and_answers_with_the_policys_logprobs(trainers: Train
         for own, other, datum in zip(result.logprobs, looked.logprobs, call.data, strict=True):
             assert len(own) == len(datum.targets) and (own < 0).all()
             np.testing.assert_allclose(own, other, atol=1e-5)
-        counted = sum(int((datum.inputs[name] != 0).sum()) for datum in call.data
-                      for name in ("weights", "advantages") if name in datum.inputs)
+        counted = sum(
+            int((datum.inputs[name] != 0).sum())
+            for datum in call.data
+            for name in ("weights", "advantages")
+            if name in datum.inputs
+        )
         assert result.metrics["tokens:sum"] == counted
         assert ("stable_reinforce_is_ours:max" in result.metrics) == (loss == "stable_reinforce")
         seen.add(digest(step(trainer, [call])))
@@ -204,9 +208,15 @@ def test_a_loss_that_is_no_number_leaves_no_gradient(trainers: Trainers) -> None
     trainer, good = trainers(), make_call(6, 8, "importance_sampling")
     expected = digest(step(trainers("other"), [good]))
     give(trainer, [good])
-    far = [Datum(d.token_ids, d.targets, d.inputs | {"logprobs": d.inputs["logprobs"] * 0 - 500}) for d in good.data]
-    with pytest.raises(IntegrityError, match="importance_sampling is .*(inf|nan)"):
-        give(trainer, [TrainingCall("importance_sampling", {}, (*make_call(7, 9, "importance_sampling").data, *far))])
+    far = [
+        Datum(d.token_ids, d.targets, d.inputs | {"logprobs": d.inputs["logprobs"] * 0 - 500})
+        for d in good.data
+    ]
+    with pytest.raises(IntegrityError, match=r"importance_sampling is .*(inf|nan)"):
+        give(
+            trainer,
+            [TrainingCall("importance_sampling", {}, (*make_call(7, 9, "importance_sampling").data, *far))],
+        )
     assert not trainer.held_calls()  # the earlier ones are to be given again
     assert digest(step(trainer, [good])) == expected
 
@@ -216,7 +226,10 @@ def test_what_cannot_be_trained_on_adds_nothing(trainers: Trainers) -> None:
     give(trainer, [good])
     for bad, words in (
         (TrainingCall("dpo", {}, good.data), "no loss 'dpo'"),
-        (TrainingCall("stable_reinforce", {}, make_data(0, 2, "stable_reinforce")), "door.stable_reinforce=ours"),
+        (
+            TrainingCall("stable_reinforce", {}, make_data(0, 2, "stable_reinforce")),
+            "door.stable_reinforce=ours",
+        ),
         (TrainingCall("ppo", {}, good.data), "datum 0 has no logprobs"),
     ):
         with pytest.raises(ContractError, match=words):
@@ -227,7 +240,9 @@ def test_what_cannot_be_trained_on_adds_nothing(trainers: Trainers) -> None:
     assert digest(step(trainer, [good])) == digest(step(trainers("other"), [good]))
 
 
-@pytest.mark.parametrize("changes", [{}, {"learner__dtype": "bfloat16"}, {"learner__lora": {"rank": 4}}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{}, {"learner__dtype": "bfloat16"}, {"learner__lora": {"rank": 4}}], ids=str
+)
 def test_saved_weights_are_loaded_with_and_without_their_optimizer(
     trainers: Trainers, changes: dict[str, Any]
 ) -> None:
@@ -256,5 +271,5 @@ def test_saved_weights_are_loaded_with_and_without_their_optimizer(
 
 
 def test_several_ranks_are_refused_before_anything_starts(model: Path) -> None:
-    with pytest.raises(ConfigError, match="learner.ranks=2 cannot be with environment.name=client"):
+    with pytest.raises(ConfigError, match=r"learner.ranks=2 cannot be with environment.name=client"):
         client_config(model, learner__ranks=2)
