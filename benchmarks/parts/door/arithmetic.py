@@ -1,4 +1,4 @@
-"""Arithmetic: a tiny model that can answer the cookbook's recipes, and their task for a run of ours.
+"""Arithmetic: a tiny model that can answer what the cookbook's recipes ask.
 
 `math_rl env=arithmetic` asks for sums of two numbers up to 100, after one example, in at most 5 tokens;
 `rl_loop` wants a number in a box. The demo's model spells neither. So the model of the examples with turns is
@@ -7,12 +7,11 @@ right answers, a second one makes wrong ones the usual ones, so that reinforceme
 """
 
 import json
-import re
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 
+from antiphon.benchmarks.parts.door.arithmetic_task import EXAMPLE, LARGEST
 from antiphon.benchmarks.parts.warmstart.chat_tokenizer import build_chat_tokenizer
 from antiphon.benchmarks.parts.warmstart.tiny_model import ModelShape
 from antiphon.benchmarks.parts.warmstart.turns import (
@@ -23,13 +22,7 @@ from antiphon.benchmarks.parts.warmstart.turns import (
     warmstart_turns,
 )
 from antiphon.core.messages import Message
-from antiphon.environments.environment import Problem
-from antiphon.environments.generated import GeneratedEnvironment
 
-LARGEST = 100
-"""Of both numbers, as in `tinker_cookbook.recipes.math_rl.arithmetic_env`."""
-EXAMPLE = ("What is 4 + 5?", "9")
-"""Comes before each question there."""
 MOST_TOKENS = 5
 """Of an answer; the recipe's default."""
 SUFFIX = " Provide a numerical answer without units, written inside \\boxed{}."
@@ -45,33 +38,8 @@ HASTY_BY = 9
 """Most by which an answer in haste is off."""
 STAGES = (
     Stage(steps=400, learning_rate=6e-3, careful=1.0, hasty=0.0),
-    Stage(steps=40, learning_rate=1e-3, careful=0.3, hasty=0.7, warmup_steps=10),
+    Stage(steps=40, learning_rate=1e-3, careful=0.15, hasty=0.85, warmup_steps=10),
 )
-_INTEGER = re.compile(r"-?\d+")
-
-
-def prompt_of(question: str) -> str:
-    """Return the recipe's prompt as its renderer qwen3_instruct writes it, special tokens spelt out."""
-    said = zip(("user", "assistant", "user"), (*EXAMPLE, question), strict=True)
-    turns = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in said)
-    return f"{turns}<|im_start|>assistant\n"
-
-
-class Arithmetic(GeneratedEnvironment):
-    """The arithmetic of the cookbook's recipe, with its prompt and its judgement."""
-
-    only_compares: ClassVar[bool] = True
-    name = "arithmetic"
-
-    def draw(self, random: np.random.Generator) -> tuple[str, str]:
-        """Draw two numbers."""
-        a, b = map(int, random.integers(0, LARGEST, 2, endpoint=True))
-        return prompt_of(f"What is {a} + {b}?"), str(a + b)
-
-    def score(self, problem: Problem, completion: str) -> float:
-        """Return 1 when the last number is the right one, else 0."""
-        found = _INTEGER.findall(completion.replace(",", ""))
-        return float(bool(found) and int(found[-1]) == int(problem.answer))
 
 
 def make_model(out: Path) -> Path:

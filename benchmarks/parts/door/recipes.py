@@ -19,7 +19,7 @@ from antiphon.benchmarks.parts.door.served import NAMES, Door, run_client, serve
 from antiphon.benchmarks.parts.measure import PROJECT, journal_events, run_job, scratch_home
 
 QUICKSTART = PROJECT / "examples" / "quickstart.yaml"
-RATE = 3e-4
+RATE = 1e-4
 RUN_S = 1800.0
 PROMPTS, GROUP = 32, 8
 LOSS = "loss_fn=importance_sampling"
@@ -128,8 +128,11 @@ def own_loop(model: Path, steps: int, prompts: int = PROMPTS) -> list[float]:
     words = [
         f"model.path={model}",
         f"run.steps={steps}",
-        "environment.name=antiphon.benchmarks.parts.door.arithmetic:Arithmetic",
+        "environment.name=antiphon.benchmarks.parts.door.arithmetic_task:Arithmetic",
         "environment.parameters={}",
+        "environment.max_turns=1",
+        "model.renderer=qwen3",
+        "model.template_arguments={thinking_retention: all}",
         "environment.train_size=4096",
         "environment.heldout_size=32",
         "loop.filter=none",
