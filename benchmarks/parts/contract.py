@@ -26,6 +26,8 @@ from antiphon.weights.snapshot import VerifiedWeights, verify
 LOUDNESS = (0.4, 0.3, 0.5)
 """By which the last norm is multiplied in each version: flat enough that completions are long, and far enough
 apart that log-probabilities say which version gave them."""
+NOISE = 0.1
+"""Relative, of each weight."""
 MOST_NATS = 1e-3
 """Largest difference of a log-probability in float32, from another library's."""
 REQUESTS, PROMPT, TOKENS = 12, 8, 64
@@ -355,12 +357,18 @@ def examine(subject: Subject) -> dict[str, Any]:
 
 @torch.no_grad()
 def versions_of(folder: Path) -> tuple[Version, ...]:
-    """Return the versions of a model's folder: its own weights, with another loudness each."""
+    """Return the versions of a model's folder: its own weights, each with a loudness and noise of its own.
+
+    The noise is in every tensor: one that an engine leaves as it was is seen.
+    """
     from transformers import AutoModelForCausalLM
 
     found = []
-    for loudness in LOUDNESS:
+    for number, loudness in enumerate(LOUDNESS):
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        noise = torch.Generator().manual_seed(number)
+        for parameter in model.parameters():
+            parameter *= 1.0 + NOISE * torch.randn(parameter.shape, generator=noise)
         model.model.norm.weight *= loudness
         tensors = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
         tokens = torch.tensor(probe_tokens(model.config.vocab_size))

@@ -44,6 +44,7 @@ def serving(model: Path, log: Path, tokens: int = 128, port: int | None = None) 
     url = f"http://{LOOPBACK}:{port}"
     options = ["--host", LOOPBACK, "--port", str(port), "--model", str(model), "--tokens-only"]
     options += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm", "--dtype", "float32"]
+    options += ["--hf-overrides", '{"tie_word_embeddings": false}']  # see the sentence in http_engine.py
     options += ["--enforce-eager", "--max-model-len", str(tokens), "--max-num-seqs", "128"]
     with log.open("wb") as out:
         process = subprocess.Popen(

@@ -33,7 +33,7 @@ from antiphon.core.records import FinishReason
 from antiphon.core.seeds import derive_seed
 from antiphon.core.spans import spans_of_changes
 from antiphon.models.codec import TextCodec
-from antiphon.models.directory import end_tokens, expected_tensors
+from antiphon.models.directory import HEAD, end_tokens, expected_tensors, read_json
 from antiphon.services.rollout.engine.environment import ServerSettings
 from antiphon.services.rollout.engine.intake import StopTexts, Turn, check_request, check_weights
 from antiphon.weights.snapshot import VerifiedWeights
@@ -85,6 +85,7 @@ class HttpEngine:
         self.version: int | None = None
         self.weights_digest: str | None = None
         self._expected = expected_tensors(settings.model_dir)
+        self._tied = bool(read_json(settings.model_dir / "config.json").get("tie_word_embeddings", False))
         self._stop = end_tokens(settings.model_dir)
         self._stop_texts = StopTexts(settings.model_dir)
         self.vocabulary_size = TextCodec.load(str(settings.model_dir)).vocabulary_size
@@ -221,8 +222,15 @@ class HttpEngine:
                     f"the server at rollout.engine_url={self.settings.url} has no {path}; start it with "
                     f"{option}"
                 )
-        info = await self._ask("GET", "/server_info?config_format=json", limit_s)
-        model = info["vllm_config"]["model_config"]
+        found = (await self._ask("GET", "/server_info?config_format=json", limit_s))["vllm_config"]
+        model = found["model_config"]
+        device = found["device_config"]["device"]
+        if device == "cpu" and self._tied and model["hf_overrides"].get("tie_word_embeddings") is not False:
+            raise ConfigError(
+                f"the server at rollout.engine_url={self.settings.url} runs on a CPU, where vLLM 0.32 packs "
+                "an output head that is the embedding once and never again; start it with --hf-overrides "
+                "'{\"tie_word_embeddings\": false}'"
+            )
         if model["logprobs_mode"] != "processed_logprobs":
             raise ConfigError(
                 f"the server at rollout.engine_url={self.settings.url} gives {model['logprobs_mode']}, not "
@@ -281,7 +289,7 @@ class HttpEngine:
                 f"the server at {self.settings.url} did not abort its requests; restart it"
             )
         folder.mkdir(exist_ok=True)
-        await asyncio.to_thread(_write, weights, self._expected, folder / "model.safetensors")
+        await asyncio.to_thread(_write, weights, self._tied, folder / "model.safetensors")
         try:
             await self._ask(
                 "POST",
@@ -447,9 +455,14 @@ async def _cancelled(tasks: "Sequence[asyncio.Task[None]]") -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _write(weights: VerifiedWeights, expected: Mapping[str, object], path: Path) -> None:
+def _write(weights: VerifiedWeights, tied: bool, path: Path) -> None:
+    """Write weights as a file that vLLM loads, with a head of its own beside the embedding it is tied to."""
+    tensors = {name: tensor.contiguous() for name, tensor in weights.items()}
+    if tied:
+        (embedding,) = (name for name in tensors if name.endswith("embed_tokens.weight"))
+        tensors[HEAD] = tensors[embedding].clone()  # the format has no two names for one tensor
     try:
-        save_file({name: weights[name].contiguous() for name in expected}, path, {"format": "pt"})
+        save_file(tensors, path, {"format": "pt"})
     except OSError as error:
         raise UnavailableError(
             f"the weights cannot be written to {path} ({error}); free some space"
