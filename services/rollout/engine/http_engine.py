@@ -1,10 +1,11 @@
 """HttpEngine: a vLLM 0.32 server that somebody else started, behind the Engine protocol.
 
 The server speaks token ids at `/inference/v1/generate` (`--tokens-only`, or `--enable-scale-out`) and takes
-weights by vLLM's development endpoints (`VLLM_SERVER_DEV_MODE=1`). A swap is `/pause?mode=abort`, which ends
-what runs and drops every cache; `/collective_rpc` of `reload_weights` from a folder; `/update_weight_version`
-and `/resume`. Then the version's probe is scored, and only after that the requests go on, each behind the
-tokens it has: each piece of a completion was sampled by one request under one version, so spans are exact.
+weights by vLLM's development endpoints (`VLLM_SERVER_DEV_MODE=1`). A swap hangs up on what runs; then
+`/pause?mode=abort` drops every cache, `/collective_rpc` has `reload_weights` read a folder, and after
+`/update_weight_version` and `/resume` the version's probe is scored. Only then do the requests go on, each
+behind the tokens it has: each piece of a completion was sampled by one request under one version, so spans
+are exact.
 
 vLLM's own `/update_weights` is not used: each of its backends needs a GPU (`nccl`, `sparse_nccl`, `nccl_m2n`
 and `sharded_rdt` a NCCL or RDMA group; `ipc` asks `torch.cuda` for the device in
@@ -282,12 +283,10 @@ class HttpEngine:
     async def _swap(self, version: int, weights: VerifiedWeights) -> None:
         """Let the server hold weights and show it, with nothing in flight there; `_serve` goes on with it."""
         limit_s, folder = self.settings.swap_s, self._folder / f"version-{version}"
+        # Tokens on their way are lost, whatever they are, and drawn again behind those that came. Nothing is
+        # waited for: a request that reaches the server in its pause stays there until the end of that.
+        await _cancelled([live.task for live in self._live.values() if live.reason is None and live.task])
         await self._ask("POST", "/pause?mode=abort", limit_s)
-        running = [live.task for live in self._live.values() if live.task is not None]
-        if running and (await asyncio.wait(running, timeout=limit_s))[1]:
-            raise UnavailableError(
-                f"the server at {self.settings.url} did not abort its requests; restart it"
-            )
         folder.mkdir(exist_ok=True)
         await asyncio.to_thread(_write, weights, self._tied, folder / "model.safetensors")
         try:
@@ -321,7 +320,7 @@ class HttpEngine:
         self._held, self.version, self.weights_digest = (version, weights), version, weights.digest
         self._heard_s = self._loop.time()
         for live in self._live.values():
-            if self._ended(live):
+            if live.reason is not None:
                 continue
             done = len(live.tokens)
             if live.changes[-1][1] == done:
@@ -410,11 +409,12 @@ class HttpEngine:
             live.reason = FinishReason.STOP
         elif reason in (FinishReason.STOP, FinishReason.LENGTH):
             live.reason = FinishReason(reason)
-        elif reason not in (None, "abort"):
-            raise IntegrityError(f"the server at {self.settings.url} ended request {name} with {reason}")
-        elif reason == "abort" and self.version is not None:
-            raise IntegrityError(f"request {name} was aborted by somebody else; give each worker a server")
-        return live.reason is not None or reason is not None
+        elif reason is not None:  # an abort that is not ours is somebody else's
+            raise IntegrityError(
+                f"the server at {self.settings.url} ended request {name} with {reason!r}; give each worker a "
+                "server of its own"
+            )
+        return live.reason is not None
 
     async def _listen(self) -> None:
         try:
@@ -431,8 +431,8 @@ class HttpEngine:
 
     def _ended(self, live: _Live) -> bool:
         """Return whether a request has all its tokens; what went wrong with it is raised here."""
-        if live.task is not None and live.task.done() and (error := live.task.exception()) is not None:
-            raise error
+        if live.task is not None and live.task.done() and not live.task.cancelled():
+            live.task.result()
         return live.reason is not None
 
     def _finish(self, name: str) -> EngineOutput:
