@@ -210,6 +210,18 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _check_engine(self) -> Self:
         rollout, url = self.rollout, self.rollout.engine_url
+        if rollout.logprobs == "learner":
+            if self.loop.max_staleness:
+                raise ValueError(
+                    "rollout.logprobs=learner gives the log-probabilities of the version that a step begins "
+                    f"with, but loop.max_staleness={self.loop.max_staleness} lets older "
+                    "ones sample; set it to 0"
+                )
+            if self.trust.audits != "off":
+                raise ValueError(
+                    f"trust.audits={self.trust.audits} compares log-probabilities that rollout.logprobs="
+                    "learner says are not given; set trust.audits=off, and take workers that you know"
+                )
         if rollout.engine == "vllm":
             if url or rollout.engine_folder is not None:
                 name = "engine_url" if url else "engine_folder"

@@ -33,6 +33,7 @@ from antiphon.net.security.credentials import Credentials
 from antiphon.net.security.guard import Guard
 from antiphon.net.worker_kit import fetch_kit
 from antiphon.services.coordinator.client import CoordinatorClient
+from antiphon.services.rollout.abilities import check_abilities
 from antiphon.services.rollout.engine.environment import EngineSettings, ServerSettings, device
 from antiphon.services.rollout.engine.thread import EngineThread
 from antiphon.services.rollout.engine.watchdog import Watchdog
@@ -363,6 +364,13 @@ async def serve_worker(
 
     def make_watched_engine(config: RunConfig) -> Engine:
         engine = make_engine(config)
+        try:
+            costs = check_abilities(engine.abilities, config)
+        except ConfigError:
+            engine.close()
+            raise
+        for cost in costs:
+            _log.info("ability.missing", worker=worker_name, reason=cost)
         collect_as_usual()
         watchdog.arm(config.rollout.hung_step_s, config.services.stall_timeout_s)
         return engine
