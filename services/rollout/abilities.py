@@ -37,7 +37,7 @@ def check_abilities(abilities: EngineAbilities, config: RunConfig) -> tuple[str,
         )
     if "stops" in missing and config.sampling.stop:
         raise ConfigError(
-            f"the engine cannot end a turn at sampling.stop={list(config.sampling.stop)}; leave it out, or use "
-            "another engine"
+            f"the engine cannot end a turn at sampling.stop={list(config.sampling.stop)}; leave it out, or "
+            "use another engine"
         )
     return tuple(f"the engine has no {name}: {COSTS[name]}" for name in missing)
