@@ -6,6 +6,7 @@ the name. What can be computed from other fields is a function elsewhere, never 
 
 import functools
 import json
+import re
 from pathlib import Path
 from typing import Any, Self
 
@@ -233,6 +234,51 @@ class RunConfig(Section):
                     f"{key} cannot act so with environment.name={CLIENT}, whose prompts, rewards and steps "
                     f"come from a client; {fix}"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _check_engine(self) -> Self:
+        rollout, url = self.rollout, self.rollout.engine_url
+        if rollout.logprobs == "learner":
+            if self.loop.max_staleness:
+                raise ValueError(
+                    "rollout.logprobs=learner gives the log-probabilities of the version that a step begins "
+                    f"with, but loop.max_staleness={self.loop.max_staleness} lets older "
+                    "ones sample; set it to 0"
+                )
+            if self.trust.audits != "off":
+                raise ValueError(
+                    f"trust.audits={self.trust.audits} compares log-probabilities that rollout.logprobs="
+                    "learner says are not given; set trust.audits=off, and take workers that you know"
+                )
+        if rollout.engine == "vllm":
+            if url or rollout.engine_folder is not None:
+                name = "engine_url" if url else "engine_folder"
+                raise ValueError(
+                    f"rollout.{name} has no effect with rollout.engine=vllm, which runs in the worker "
+                    "itself; leave it out, or use rollout.engine=http"
+                )
+            return self
+        if not re.fullmatch(r"https?://[^/\s?#@]+/?", url):
+            raise ValueError(
+                f"rollout.engine_url={url!r} names no server, but rollout.engine=http needs one; write "
+                "http://HOST:PORT"
+            )
+        if self.sampling.sampler != "native":
+            raise ValueError(
+                "rollout.engine=http draws by the server's own sampler, which has no position keys; set "
+                "sampling.sampler=native and loop.mode=elastic"
+            )
+        if rollout.workers > 1:
+            raise ValueError(
+                f"rollout.workers={rollout.workers} workers would swap the weights of one server, "
+                f"rollout.engine_url={url}, against one another; set rollout.workers=1"
+            )
+        if rollout.swap_cache == "keep":
+            raise ValueError(
+                "rollout.swap_cache=keep cannot act with rollout.engine=http, which aborts requests at "
+                "a swap and continues them on a new cache; leave it out"
+            )
         return self
 
     @model_validator(mode="after")
