@@ -408,7 +408,7 @@ def info_of(config: RunConfig, run_id: str, order: ModelOrder) -> ModelInfo:
         vocabulary_size=int(said["vocab_size"]),
         max_tokens=config.rollout.max_model_tokens,
         architecture=str(said.get("model_type", "")),
-        tokenizer=str(folder),
+        tokenizer=str(folder.absolute()),
     )
 
 
