@@ -5,7 +5,7 @@ asyncio, so a light one can stand in for vLLM in simulations and service tests.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY
+from dataclasses import KW_ONLY, fields
 from typing import Any, Protocol
 
 from antiphon.core.frozen import frozen, frozen_by_identity
@@ -58,8 +58,49 @@ class EngineProgress(Completion):
     request_id: str
 
 
+@frozen
+class EngineAbilities:
+    """What an engine says it can; docs/concepts/engines.md says what each missing ability costs."""
+
+    ids: bool = True
+    """Takes and gives token ids. Without, texts are tokenized again, and a token may come back as another."""
+    logprobs: bool = True
+    """Gives log-probabilities of the processed distribution that each token was drawn from."""
+    seeds: bool = True
+    """The same request and seed give the same tokens under the same weights, alone or among others."""
+    keyed: bool = True
+    """Draws by the position-keyed rule, so that others can check or continue a completion token by token."""
+    spans: bool = True
+    """Says which version sampled which tokens of a request that a swap met."""
+    swaps: bool = True
+    """Takes new weights while requests run."""
+    progress: bool = True
+    """Says what unfinished requests have sampled."""
+    drafts: bool = True
+    """Verifies drafts that are made from history."""
+    stops: bool = True
+    """Ends a turn at the token that completes a text of `sampling.stop`."""
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Names of those that it lacks, in the order of the table."""
+        return tuple(one.name for one in fields(self) if not getattr(self, one.name))
+
+    @property
+    def outlives_swaps(self) -> bool:
+        """Whether a request goes on over a swap; without, it is aborted there and begins again."""
+        return self.spans and self.swaps
+
+
+ALL_ABILITIES = EngineAbilities()
+
+
 class Engine(Protocol):
     """A batch inference engine that holds one policy version at a time."""
+
+    @property
+    def abilities(self) -> EngineAbilities:
+        """What it can, from its start on; what it says is what the contract suite holds it to."""
 
     @property
     def version(self) -> int | None:
@@ -98,7 +139,7 @@ class Engine(Protocol):
 
         Args:
             since: request id -> tokens known already; unknown ids and requests without news are
-                left out of the answer.
+                left out of the answer. So are all by an engine without spans, which begins them again.
         """
 
     def abort(self, request_ids: Sequence[str]) -> None:

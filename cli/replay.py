@@ -58,7 +58,7 @@ def replay(
         return replay_sft(folder, home, 1 if first is None else first, partial(print, flush=True))
     artifacts, own = find_artifacts(home, run, copy)
     begin, end = (step, step) if step is not None else (first, last)
-    steps = choose_steps(len(artifacts.steps), artifacts.config.run.steps, begin, end)
+    steps = choose_steps(len(artifacts.steps), artifacts.config.planned_steps, begin, end)
     artifacts.require(steps)
     print(f"{artifacts.run_id}: steps {steps[0]} to {steps[-1]} from {artifacts.root}; loading", flush=True)
 

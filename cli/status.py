@@ -151,7 +151,9 @@ def _show_resting(directory: Path, as_json: bool) -> int:
     else:
         beside = [*gateway.lines(), *judgement_lines(directory)]
         print("\n".join([*lines, *map(alarm_line, alarms), *beside]))
-    if not finished:
+    if not finished and load_config(directory / "config.yaml").client_driven:
+        print("its services are away until `antiphon door` serves its client again")
+    elif not finished:
         raise AntiphonError(
             f"run {directory.name} is not running and not finished; continue it with "
             f"`antiphon run {shlex.quote(str(directory / 'config.yaml'))} --resume {directory.name}`"

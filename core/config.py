@@ -6,6 +6,7 @@ the name. What can be computed from other fields is a function elsewhere, never 
 
 import functools
 import json
+import re
 from pathlib import Path
 from typing import Any, Self
 
@@ -73,6 +74,11 @@ class RunConfig(Section):
     trust: TrustSection = TrustSection()
     services: ServicesSection = ServicesSection()
     door: DoorSection = DoorSection()
+
+    @property
+    def planned_steps(self) -> int | None:
+        """Return how many steps the run has; None where its client decides."""
+        return None if self.client_driven else self.run.steps
 
     @property
     def client_driven(self) -> bool:
@@ -221,12 +227,58 @@ class RunConfig(Section):
             ("loop.publish_interval", self.loop.publish_interval != 1, "set it to 1"),
             ("reference", self.reference.used, "leave it out"),
             ("judge", bool(self.judge.url), "leave it out"),
+            ("learner.ranks", self.learner.ranks > 1, "set it to 1: calls are added up on one rank"),
         ):
             if wrong:
                 raise ValueError(
                     f"{key} cannot act so with environment.name={CLIENT}, whose prompts, rewards and steps "
                     f"come from a client; {fix}"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _check_engine(self) -> Self:
+        rollout, url = self.rollout, self.rollout.engine_url
+        if rollout.logprobs == "learner":
+            if self.loop.max_staleness:
+                raise ValueError(
+                    "rollout.logprobs=learner gives the log-probabilities of the version that a step begins "
+                    f"with, but loop.max_staleness={self.loop.max_staleness} lets older "
+                    "ones sample; set it to 0"
+                )
+            if self.trust.audits != "off":
+                raise ValueError(
+                    f"trust.audits={self.trust.audits} compares log-probabilities that rollout.logprobs="
+                    "learner says are not given; set trust.audits=off, and take workers that you know"
+                )
+        if rollout.engine == "vllm":
+            if url or rollout.engine_folder is not None:
+                name = "engine_url" if url else "engine_folder"
+                raise ValueError(
+                    f"rollout.{name} has no effect with rollout.engine=vllm, which runs in the worker "
+                    "itself; leave it out, or use rollout.engine=http"
+                )
+            return self
+        if not re.fullmatch(r"https?://[^/\s?#@]+/?", url):
+            raise ValueError(
+                f"rollout.engine_url={url!r} names no server, but rollout.engine=http needs one; write "
+                "http://HOST:PORT"
+            )
+        if self.sampling.sampler != "native":
+            raise ValueError(
+                "rollout.engine=http draws by the server's own sampler, which has no position keys; set "
+                "sampling.sampler=native and loop.mode=elastic"
+            )
+        if rollout.workers > 1:
+            raise ValueError(
+                f"rollout.workers={rollout.workers} workers would swap the weights of one server, "
+                f"rollout.engine_url={url}, against one another; set rollout.workers=1"
+            )
+        if rollout.swap_cache == "keep":
+            raise ValueError(
+                "rollout.swap_cache=keep cannot act with rollout.engine=http, which aborts requests at "
+                "a swap and continues them on a new cache; leave it out"
+            )
         return self
 
     @model_validator(mode="after")
@@ -263,15 +315,6 @@ class RunConfig(Section):
             raise ValueError(
                 f"sampling.temperature={self.sampling.temperature:g}, but the server of reference.url "
                 "answers at temperature 1; sample at 1, or give reference.model a folder without a url"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_client(self) -> Self:
-        if self.environment.name == CLIENT and self.learner.ranks > 1:
-            raise ValueError(
-                f"learner.ranks={self.learner.ranks} cannot be with environment.name={CLIENT}: calls of "
-                "clients are added up on one rank; set learner.ranks to 1"
             )
         return self
 

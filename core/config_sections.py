@@ -361,6 +361,17 @@ class RolloutSection(Section):
 
     workers: int = Field(default=1, ge=0, le=64)
     """Workers started on this machine."""
+    engine: Literal["vllm", "http"] = "vllm"
+    """vllm: the engine in each worker's process; http: a vLLM server that somebody else started, see
+    docs/concepts/engines.md."""
+    engine_url: str = Field(default="", max_length=2000)
+    """Where that server answers, as the worker reaches it: `http://HOST:PORT`."""
+    engine_folder: str | None = Field(default=None, max_length=4096)
+    """Folder, named alike for worker and server, through which weights go into the server; null: a temporary
+    one of the worker's machine."""
+    logprobs: Literal["engine", "learner"] = "engine"
+    """Who says how probable a sampled token was. learner: for engines that do not; it computes that before
+    each step, which is exact with loop.max_staleness=0 alone, and batches say `recomputed`."""
     threads: int = Field(default=1, ge=1, le=MOST_THREADS)
     """CPU threads of one engine; part of the numerics, so it is recorded."""
     tensor_parallel: int = Field(default=1, ge=1, le=64)

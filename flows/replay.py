@@ -87,7 +87,7 @@ def replay(
 
     copy = Path(copy_folder) if copy_folder else None
     artifacts, own = find_artifacts(home_directory(), run or None, copy)
-    steps = choose_steps(len(artifacts.steps), artifacts.config.run.steps, first, last)
+    steps = choose_steps(len(artifacts.steps), artifacts.config.planned_steps, first, last)
     artifacts.require(steps)
     replayer = Replayer(artifacts, own_checkpoints=own, rollouts=rollouts)
     with closing(replayer):

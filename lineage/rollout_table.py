@@ -82,6 +82,7 @@ REFERENCE_SCHEMA = pa.schema(
 _BATCH_SCHEMAS = BATCH_SCHEMA, TURNS_SCHEMA, BRANCHES_SCHEMA, REFERENCE_SCHEMA
 
 _LEFT_OUT, _SAID = b"antiphon.left_out", b"antiphon.said"
+_RECOMPUTED = b"antiphon.recomputed"
 _BATCH_PLAIN = ("group_id", "prompt_key", "sample_index", "finish_reason", "reward", "advantage", "failure")
 _BATCH_LISTS = {
     "prompt_token_ids": ("prompt_token_ids", np.int32),
@@ -124,12 +125,15 @@ class LeftOut:
     """Completion tokens of these trajectories."""
 
 
-def encode_batch(rows: Sequence[BatchRow], left_out: Sequence[LeftOut] = ()) -> bytes:
+def encode_batch(
+    rows: Sequence[BatchRow], left_out: Sequence[LeftOut] = (), recomputed: bool = False
+) -> bytes:
     """Write the rows of a batch, in their order, as one Parquet file; no rows are fine.
 
     Args:
         rows: what the learner trains on.
         left_out: what it may divide its loss by besides (`algorithm.divisor`).
+        recomputed: the engines gave no log-probabilities, and the learner takes its own; see `is_recomputed`.
 
     Raises:
         ContractError: when a row's logprobs or version spans do not cover its tokens, or some rows alone have
@@ -152,7 +156,8 @@ def encode_batch(rows: Sequence[BatchRow], left_out: Sequence[LeftOut] = ()) -> 
     if any(row.breaks for row in rows):
         columns["breaks"], schema = [row.breaks for row in rows], BRANCHES_SCHEMA
     schema = REFERENCE_SCHEMA if referred else schema
-    return _write(columns, schema, {_LEFT_OUT: left.encode()} | _said(rows))
+    facts = {_LEFT_OUT: left.encode()} | _said(rows) | ({_RECOMPUTED: b"yes"} if recomputed else {})
+    return _write(columns, schema, facts)
 
 
 def decode_batch(payload: bytes) -> list[BatchRow]:
@@ -193,6 +198,16 @@ def read_batch(payload: bytes) -> tuple[list[BatchRow], list[LeftOut]]:
         lines = [line.partition(b" ") for line in table.schema.metadata[_LEFT_OUT].splitlines()]
         pairs = [(int(count), rest.partition(b" ")) for count, _, rest in lines]
         return rows, [LeftOut(group.decode(), count, int(tokens)) for count, (tokens, _, group) in pairs]
+
+
+def is_recomputed(payload: bytes) -> bool:
+    """Return whether a batch says that its behaviour logprobs are the learner's to compute.
+
+    They are 0 in the file then. Nothing in it is staler than 0, so that the policy which sampled is the one
+    that the step begins with.
+    """
+    with _table(payload, *_BATCH_SCHEMAS) as table:
+        return _RECOMPUTED in (table.schema.metadata or {})
 
 
 def sampled_versions(payload: bytes) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from markupsafe import Markup
 from pydantic import ValidationError
 
 from antiphon.core.capacity.measured import measure
+from antiphon.core.client_records import CLIENT
 from antiphon.core.config_sections import LoopSection
 from antiphon.core.dissemination.plan import ORIGIN
 from antiphon.core.drafting.statistics import drafting_summary
@@ -124,11 +125,13 @@ def build_report(
 def _facts(status: RunStatus, view: RunView, config: Mapping[str, Any], run_dir: Path) -> list[str]:
     loop, done = config.get("loop", {}), f"{len(view.steps)} of {status.steps_total} steps"
     state = "finished" if status.finished or len(view.steps) >= status.steps_total else "not finished"
+    environment = config.get("environment", {}).get("name")
+    if environment == CLIENT:
+        done, state = f"{len(view.steps)} steps", "driven by a client"
     if status.paused_reason and state != "finished":
         state = f"paused: {status.paused_reason}"
     known = (("mode", "mode {}"), ("max_staleness", "S = {}"))
     said = [words.format(loop[name]) for name, words in known if name in loop]
-    environment = config.get("environment", {}).get("name")
     hosts = read_gateway(run_dir).lines()
     return [*([environment] if environment else ()), *said, done, state, *hosts]
 

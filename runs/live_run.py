@@ -23,7 +23,6 @@ from typing import Any, Self, TypeVar
 import psutil
 import structlog
 
-from antiphon.core.client_records import CLIENT
 from antiphon.core.config import RunConfig
 from antiphon.core.config_sections import HOST, RecordSection
 from antiphon.core.devices import visible
@@ -423,7 +422,7 @@ class LiveRun(ServiceCalls):
         scorers, scorer_address = list[ServiceSpec](), ""
         if config.reference.own_process:
             scorers, scorer_address = [service("scorer", "", scorer_port)], f"{dialled}:{scorer_port}"
-        driven = config.environment.name == CLIENT  # which gives its own rewards
+        driven = config.client_driven  # by a client, which gives its own rewards
         rewards = () if driven else (service("reward", address, scorer=scorer_address),)
         # All start at once: the others load their libraries while the coordinator opens its journal, and
         # call it until it answers. Engines take longest, so they come first.

@@ -116,6 +116,8 @@ def explainer(config: RunConfig) -> Explain:
             return f"the environment cannot say: {error}"
 
     def reason(key: str, answer: str, reward: float) -> str:
+        if config.client_driven:
+            return "its client's mean advantage or weight, in the place of a reward"
         if isinstance(found := environment(), str):
             return found
         try:

@@ -195,12 +195,12 @@ def compare_logprobs(
     return LogprobCheck(step, int(asked.sum()), within, largest, where, unscored, over, tolerance)
 
 
-def choose_steps(recorded: int, planned: int, first: int | None, last: int | None) -> range:
+def choose_steps(recorded: int, planned: int | None, first: int | None, last: int | None) -> range:
     """Return the steps to replay: those asked for, or all of a finished run.
 
     Args:
         recorded: steps on record, from 0 without a gap.
-        planned: steps the run's configuration asks for.
+        planned: steps the run's configuration asks for; None where a client decides.
         first: first step, or None for 0.
         last: last step, or None for the run's last.
 
@@ -211,8 +211,9 @@ def choose_steps(recorded: int, planned: int, first: int | None, last: int | Non
     range(50, 60)
     """
     if not recorded:
-        raise ConfigError(f"no step of the run is on record, of {planned} planned; let it continue first")
-    if last is None and recorded < planned:
+        of = "" if planned is None else f", of {planned} planned"
+        raise ConfigError(f"no step of the run is on record{of}; let it continue first")
+    if last is None and planned is not None and recorded < planned:
         raise ConfigError(
             f"the run is unfinished: {recorded} of {planned} steps are on record; finish it, or replay "
             f"what is there with --to {recorded - 1}"

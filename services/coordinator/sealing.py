@@ -85,7 +85,8 @@ def seal_batch(
         timings.extend(_timings(group))
     counted = [(group, _counted_lengths(group, sampled, config.algorithm)) for group in dropped]
     left_out = [LeftOut(group.group_id, len(lengths), sum(lengths)) for group, lengths in counted]
-    digest = store.put(encode_batch(rows, left_out))
+    recomputed = config.rollout.logprobs == "learner"
+    digest = store.put(encode_batch(rows, left_out, recomputed))
     timings_digest = store.put(encode_timings(timings))
     rewarded = (*plan.used, *plan.filtered)
     outcomes = [*map(GroupOutcome.of, rewarded), *since_seal.filtered]

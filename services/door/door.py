@@ -9,7 +9,7 @@ import asyncio
 import json
 import re
 import secrets
-from collections import deque
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -30,16 +30,12 @@ from antiphon.net.http_serving import read_json
 from antiphon.protos import tinker_pb2 as pb
 from antiphon.services.door import journal as kept
 from antiphon.services.door import wire
+from antiphon.services.door.futures import RETRY_S, Future, Futures, Gone, error_of
 from antiphon.services.door.journal import Form, Journal, open_journal
 from antiphon.system.clock import wall_clock
-from antiphon.system.wakeup import Wakeup
 
-HOLD_S = 40.0
-"""Longest time that a poll is held; clients give it 45 s, and poll again at once when it is answered."""
 POLL_S = 20.0
 """Longest single wait for samples."""
-RETRY_S = 1.0
-"""Pause before services that did not answer are asked again."""
 TICK_S = 2.0
 """Pause between two looks at what is silent or expired."""
 EXPIRY_S = 60.0
@@ -59,10 +55,6 @@ _log = structlog.get_logger(__name__)
 
 class Unknown(ContractError):
     """Something that a call names and that is not here: status 404."""
-
-
-class Gone(ContractError):
-    """A future or session that is here no more: status 410, upon which clients ask anew."""
 
 
 class Busy(ContractError):
@@ -111,24 +103,6 @@ class Sampler(BaseModel):
 
 
 @dataclass(slots=True)
-class Future:
-    """A call, and what came of it."""
-
-    id: str
-    of: str
-    seq: int
-    call: str
-    step: int | None = None
-    form: Form | None = None
-    answer: bytes | None = None
-    """Until it was told; then it is in the journal alone."""
-    told_at: float | None = None
-    waiting_for: str = ""
-    change: Wakeup = field(default_factory=Wakeup)
-    written: "asyncio.Future[None] | None" = None
-
-
-@dataclass(slots=True)
 class _Line:
     """The calls of one model that are not done."""
 
@@ -160,12 +134,11 @@ class Door:
         self.models = {one.id: one for one in map(Model.model_validate_json, journal.things("model"))}
         self.samplers = {one.id: one for one in map(Sampler.model_validate_json, journal.things("sampler"))}
         self._lines = {name: _Line() for name in self.models}
-        self._futures: dict[str, Future] = {}
-        self._told: deque[Future] = deque()
-        """By the time at which they were told."""
-        self._sampling: dict[str, int] = {}
+        self.futures = Futures(journal, self._begin)
+        """What was asked, and what came of it."""
+        self._sampling: Counter[str] = Counter()
         """Session -> requests that are not answered."""
-        self._queued: dict[str, int] = {}
+        self._queued: Counter[str] = Counter()
         """Model, by its run -> requests that are not answered."""
         now = clock()
         self._beats = {one.id: float("-inf") if one.finished else now for one in self.sessions.values()}
@@ -174,8 +147,9 @@ class Door:
         self._open: set[str] = set()
         """Runs whose services this door started."""
         self._base = asyncio.Lock()
+        self._turns: dict[str, asyncio.Lock] = {}
+        """Run -> held while it is opened or closed."""
         self._running: set[asyncio.Task[None]] = set()
-        self.polls = self.answered = 0
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._tasks.create_task(work)
@@ -190,18 +164,14 @@ class Door:
     def take_up(self) -> None:
         """Begin with what has no answer, and look at what is silent or expired from now on."""
         self._spawn(self._look())
-        for row in self._journal.rows():
-            future = Future(row.id, row.of, row.seq, row.call, row.step, row.form, None, row.told_at)
-            self._futures[row.id] = future
-            if row.told_at is not None:
-                self._told.append(future)
-            model = self.models.get(row.of)
-            if model is not None and row.form == "protobuf" and row.seq > model.stepped_seq:
-                if not wire.read_call(self._journal.body(row.id)).forward_only:
-                    self._lines[model.id].held.append(future)
-            elif row.form is None:
+        for future in self.futures.all():
+            line = self._lines.get(future.of)
+            if future.form is None:
                 self._begin(future)
-        self._told = deque(sorted(self._told, key=lambda one: one.told_at or 0.0))
+            elif line is not None and future.form == "protobuf":
+                counts = future.seq > self.models[future.of].stepped_seq
+                if counts and not wire.read_call(self._journal.body(future.id)).forward_only:
+                    line.held.append(future)
 
     # Sessions.
 
@@ -232,30 +202,46 @@ class Door:
         self._beats[name] = self._clock()
         return found
 
-    def beat(self, owner: str, name: str) -> None:
+    async def beat(self, owner: str, said: wire.OfSession) -> dict[str, Any]:
         """Hear that a client is there.
 
         Raises:
             Gone: when its session is unknown, or was finished: the client beats no more.
         """
-        found = self.sessions.get(name)
+        found = self.sessions.get(said.session_id)
         if found is None or found.owner != owner or found.finished:
-            raise Gone(f"there is no session {name[:80]} any more; create one")
-        self._beats[name] = self._clock()
+            raise Gone(f"there is no session {said.session_id[:80]} any more; create one")
+        self._beats[found.id] = self._clock()
+        return {"type": "session_heartbeat"}
 
-    async def finish(self, owner: str, name: str) -> None:
+    async def finish(self, owner: str, id: str) -> dict[str, Any]:
         """End a session: its models keep what they have and give their places back."""
-        session = self.session(owner, name)
+        session = self.session(owner, id)
         session.finished = True
-        await self._journal.write(kept.keep("session", name, _bytes(session)))
-        self._beats[name] = float("-inf")
+        await self._journal.write(kept.keep("session", id, _bytes(session)))
+        self._beats[id] = float("-inf")
+        return {}
+
+    async def list_sessions(self, owner: str) -> dict[str, Any]:
+        """Return the sessions of an owner."""
+        return {"sessions": [one.id for one in self.sessions.values() if one.owner == owner]}
+
+    async def show_session(self, owner: str, id: str) -> dict[str, Any]:
+        """Return what belongs to a session."""
+        found = self.session(owner, id)
+        return {
+            "training_run_ids": [one.run_id for one in self.models.values() if one.session == id],
+            "sampler_ids": [one.id for one in self.samplers.values() if one.session == id],
+            "user_metadata": wire.text(found.metadata),
+        }
 
     async def _look(self) -> None:
         """Look at what is silent or expired, for ever."""
         looked = self._clock()
         while True:
             await asyncio.sleep(TICK_S)
-            self._forget()
+            needed = {one for line in self._lines.values() for one in line.held}  # the step asks for them
+            self.futures.forget(self._config.door.future_ttl_s, needed)
             try:
                 await self._close_silent()
                 if self._clock() - looked > EXPIRY_S:
@@ -263,19 +249,6 @@ class Door:
                     await self._drop_expired()
             except UnavailableError as error:  # the next look tries again
                 _log.warning("door.look", error=str(error))
-
-    def _forget(self) -> None:
-        now = wall_clock()
-        again: list[Future] = []
-        while self._told and now - (self._told[0].told_at or 0.0) > self._config.door.future_ttl_s:
-            future = self._told.popleft()
-            line = self._lines.get(future.of)
-            if line is not None and future in line.held:  # the step asks for it again
-                again.append(future)
-                continue
-            del self._futures[future.id]
-            self._journal.note(kept.forget(future.id))
-        self._told.extendleft(reversed(again))
 
     async def _drop_expired(self) -> None:
         if not self._open:
@@ -296,91 +269,30 @@ class Door:
         for name in self.sessions:
             models = [one for one in self.models.values() if one.session == name]
             samplers = [one for one in self.samplers.values() if one.session == name]
-            busy = self._sampling.get(name, 0) > 0 or any(self._lines[one.id].busy for one in models)
+            busy = self._sampling[name] > 0 or any(self._lines[one.id].busy for one in models)
             if busy or now - self._beats[name] <= patience_s:
                 self._silent.discard(name)
-                used |= {one.run_id for one in (*models, *samplers)}
+                used |= {one.run_id for one in models} | {one.run_id for one in samplers}
             elif name not in self._silent:
                 self._silent.add(name)
-                own = {one.id for one in (*models, *samplers)}
-                for future in self._futures.values():  # nobody asks for them, as far as is known
+                own = {one.id for one in models} | {one.id for one in samplers}
+                for future in self.futures.all():  # nobody asks for them, as far as is known
                     if future.of in own and future.form is not None and future.told_at is None:
-                        self._tell(future)
+                        self.futures.tell(future)
         for run_id in self._open - used:
+            await self._close(run_id)
+
+    async def _run(self, run_id: str, order: ModelOrder | None = None) -> ClientRun:
+        """Return a run whose services are up; with an order, one that is created where it is missing."""
+        async with self._turns.setdefault(run_id, asyncio.Lock()):
+            self._open.add(run_id)
+            return await (self._runs.open(run_id) if order is None else self._runs.create(run_id, order))
+
+    async def _close(self, run_id: str) -> None:
+        async with self._turns.setdefault(run_id, asyncio.Lock()):
             self._open.discard(run_id)
             await self._runs.close(run_id)
-            _log.info("model.closed", run=run_id)
-
-    async def _run(self, run_id: str) -> ClientRun:
-        self._open.add(run_id)
-        return await self._runs.open(run_id)
-
-    # Futures.
-
-    async def retrieve(self, name: str) -> tuple[Form, bytes] | Future:
-        """Return the answer to a call, or the call when there is none within `HOLD_S`.
-
-        Raises:
-            Gone: for one that is not known, or no more.
-        """
-        self.polls += 1
-        future = self._futures.get(name)
-        if future is None:
-            raise Gone(f"there is no answer to {name[:80]} here any more; ask again")
-        deadline = self._clock() + HOLD_S
-        while future.form is None:
-            if not await future.change.wait(deadline - self._clock()):
-                return future
-        said = self._journal.answer(name) if future.answer is None else future.answer
-        if future.told_at is None:
-            self._tell(future)
-        return future.form, said
-
-    async def submit(self, name: str, of: str, seq: int, call: str, body: bytes) -> Future:
-        """Take a call in, or find it again when it is a repetition; it is on the disk then.
-
-        Raises:
-            ContractError: when another call had this number.
-            UnavailableError: when the journal cannot be written.
-        """
-        future = self._futures.get(name)
-        if future is None:
-            future = self._futures[name] = Future(name, of, seq, call)
-            # A task of its own: a client that hangs up meanwhile asks again for what was begun.
-            future.written = asyncio.ensure_future(self._take_in(future, body))
-            await asyncio.shield(future.written)
-            return future
-        if future.written is not None:
-            await asyncio.shield(future.written)
-        before = self._journal.body(name)
-        if future.call != call or (before != body and not _same(call, before, body)):
-            raise ContractError(
-                f"number {seq} of {of} was another call before; two clients use one model or session: let "
-                "each create its own"
-            )
-        return future
-
-    async def _take_in(self, future: Future, body: bytes) -> None:
-        try:
-            await self._journal.write(kept.begin(future.id, future.of, future.seq, future.call, body))
-        except UnavailableError:
-            del self._futures[future.id]
-            raise
-        future.written = None
-        self._begin(future)
-
-    async def refuse(self, sentence: str) -> Future:
-        """Return a future whose answer is that a call cannot be."""
-        future = await self.submit(f"refused:{secrets.token_hex(6)}", "", 0, "refused", b"")
-        await self._finish(future, "error", _error(sentence, "user"))
-        self._tell(future)
-        return future
-
-    def _tell(self, future: Future) -> None:
-        """Begin the time after which an answer is forgotten."""
-        future.told_at, future.answer = wall_clock(), None
-        self._told.append(future)
-        self._journal.note(kept.told(future.id, future.told_at))
+        _log.info("model.closed", run=run_id)
 
     def _begin(self, future: Future) -> None:
         model = self.models.get(future.of)
@@ -391,25 +303,8 @@ class Door:
                 line.busy = True
                 self._spawn(self._work(model, line))
         elif future.of in self.samplers:
-            self._count(future, 1)
-            self._spawn(self._sample(future))
-
-    def _count(self, future: Future, more: int) -> None:
-        sampler = self.samplers[future.of]
-        for counts, name in ((self._sampling, sampler.session), (self._queued, sampler.run_id or "base")):
-            counts[name] = counts.get(name, 0) + more
-
-    async def _finish(self, future: Future, form: Form, said: bytes, *more: kept.Statement) -> None:
-        while True:
-            try:
-                await self._journal.write(kept.answer(future.id, form, said), *more)
-                break
-            except UnavailableError as error:  # it is not told before it is kept
-                _log.warning("future.unkept", future=future.id, error=str(error))
-                await asyncio.sleep(RETRY_S)
-        future.answer, future.form = said, form
-        self.answered += 1
-        future.change.notify()
+            sampler = self.samplers[future.of]
+            self._spawn(self._sample(future, sampler.session, sampler.run_id or "base"))
 
     async def _tried(self, work: Callable[[], Awaitable[tuple[Form, bytes]]]) -> tuple[Form, bytes]:
         """Return an answer, which may be why there is none."""
@@ -418,14 +313,14 @@ class Door:
             try:
                 return await work()
             except (ContractError, ConfigError, IntegrityError) as error:
-                return "error", _error(str(error), "user")
+                return error_of(str(error), "user")
             except UnavailableError as error:
                 _log.warning("run.unreached", error=str(error))
                 if self._clock() > deadline:
-                    return "error", _error(str(error), "server")
+                    return error_of(str(error), "server")
                 await asyncio.sleep(RETRY_S)
             except AntiphonError as error:
-                return "error", _error(str(error), "server")
+                return error_of(str(error), "server")
 
     # Models.
 
@@ -441,7 +336,7 @@ class Door:
                 )
             rank = said.lora_config.rank if self._config.door.weights == "adapters" else 0
             await self._add_model(name, session, said.model_seq_id, said.base_model, rank, said.user_metadata)
-        return await self.submit(f"{name}:0", name, 0, "create_model", body)
+        return await self.futures.submit(f"{name}:0", name, 0, "create_model", body)
 
     async def load_new(self, owner: str, said: wire.LoadWeights, body: bytes) -> Future:
         """Begin a model of a session with saved weights."""
@@ -454,17 +349,17 @@ class Door:
             await self._add_model(
                 name, session, said.model_seq_id, base, found.order.rank, said.user_metadata
             )
-        return await self.submit(f"{name}:0", name, 0, "load_weights", body)
+        return await self.futures.submit(f"{name}:0", name, 0, "load_weights", body)
 
     async def in_order(self, owner: str, said: wire.InOrder, call: str, body: bytes) -> Future:
         """Take in a call that changes a model."""
         model = self.model(owner, said.model_id)
         name = f"{model.id}:{said.seq_id}"
-        if name not in self._futures and said.seq_id < model.next_seq:
+        if self.futures.find(name) is None and said.seq_id < model.next_seq:
             raise ContractError(
                 f"call {said.seq_id} of model {model.id} was done and its answer told; create a new model"
             )
-        return await self.submit(name, model.id, said.seq_id, call, body)
+        return await self.futures.submit(name, model.id, said.seq_id, call, body)
 
     def model(self, owner: str, name: str) -> Model:
         """Return a model of this owner."""
@@ -474,22 +369,24 @@ class Door:
         self._beats[found.session] = self._clock()
         return found
 
-    async def info(self, model: Model) -> dict[str, Any]:
+    async def info(self, owner: str, said: wire.OfModel) -> dict[str, Any]:
         """Return what a client is told of a model."""
+        model = self.model(owner, said.model_id)
         info = (await self._run(model.run_id)).info
         data = {"arch": info.architecture, "model_name": model.base_model, "tokenizer_id": info.tokenizer}
-        said = {"type": "get_info", "model_data": data, "model_id": model.id, "model_name": model.base_model}
-        return said | {"is_lora": info.rank > 0} | ({"lora_rank": info.rank} if info.rank else {})
+        named = {"type": "get_info", "model_data": data, "model_id": model.id, "model_name": model.base_model}
+        return named | {"is_lora": info.rank > 0} | ({"lora_rank": info.rank} if info.rank else {})
 
-    async def close_model(self, model: Model) -> None:
+    async def unload(self, owner: str, said: wire.OfModel) -> dict[str, Any]:
         """Give the place of a model back; the next call opens it again."""
-        self._open.discard(model.run_id)
-        await self._runs.close(model.run_id)
+        model = self.model(owner, said.model_id)
+        await self._close(model.run_id)
+        return {"type": "unload_model", "model_id": model.id}
 
-    @property
-    def max_tokens(self) -> int:
-        """Return how many tokens a prompt and its completion may have."""
-        return self._config.rollout.max_model_tokens
+    async def capabilities(self, owner: str) -> dict[str, Any]:
+        """Return what is served here."""
+        most = self._config.rollout.max_model_tokens
+        return {"supported_models": [{"model_name": a, "max_context_length": most} for a in self.base_models]}
 
     @property
     def base_models(self) -> list[str]:
@@ -525,15 +422,14 @@ class Door:
             form, said = await self._tried(lambda: self._do(model, line, future, body))  # noqa: B023
             del line.waiting[future.seq]
             model.next_seq += 1
-            await self._finish(future, form, said, kept.keep("model", model.id, _bytes(model)))
+            await self.futures.answer(future, form, said, kept.keep("model", model.id, _bytes(model)))
         line.busy = False
 
     async def _do(self, model: Model, line: _Line, future: Future, body: bytes) -> tuple[Form, bytes]:
         match future.call:
             case "create_model":
                 said = read_json(wire.NewModel, body)
-                self._open.add(model.run_id)
-                await self._runs.create(model.run_id, _order(model, said))
+                await self._run(model.run_id, _order(model, said))
                 return _json(model_id=model.id, type="create_model")
             case "load_weights":
                 return await self._load(model, line, future, read_json(wire.LoadWeights, body))
@@ -563,10 +459,8 @@ class Door:
     ) -> tuple[Form, bytes]:
         found = self._find(said.path)
         if future.seq == 0:
-            self._open.add(model.run_id)
-            run = await self._runs.create(
-                model.run_id, replace(found.order, description=wire.text(model.metadata))
-            )
+            order = replace(found.order, description=wire.text(model.metadata))
+            run = await self._run(model.run_id, order)
         else:
             run = await self._run(model.run_id)
         await run.load(await self._step_of(future, run), found.saved, said.optimizer)
@@ -605,7 +499,7 @@ class Door:
         return [line.calls[one.id] for one in line.held]
 
     async def _call(self, run: ClientRun, said: pb.ForwardBackwardRequest, version: int) -> TrainingCall:
-        call = wire.training_call(said, run.info.vocabulary_size, run.info.max_tokens)
+        call = wire.training_call(said)
         if call.loss != "stable_reinforce":
             return call
         if self._config.door.stable_reinforce == "refuse":
@@ -660,7 +554,7 @@ class Door:
         )
         await self._add_sampler(made)
         mine = [one for one in self.samplers.values() if one.kept and one.run_id == model.run_id]
-        asked = {one.of for one in self._futures.values() if one.form is None}
+        asked = {one.of for one in self.futures.all() if one.form is None}
         mine.sort(key=lambda one: int(one.kept.rpartition("-")[2]))
         for old in mine[: -(self._config.door.max_staleness + 2)]:
             if old.id in asked:
@@ -683,22 +577,24 @@ class Door:
                 return one
         raise ContractError(f"{path[:120]} is not here; list the checkpoints that are")
 
-    def weights_info(self, path: str) -> dict[str, Any]:
+    async def weights_info(self, owner: str, said: wire.WeightsInfo) -> dict[str, Any]:
         """Return what a client is told of saved weights."""
-        order = self._find(path).order
+        order = self._find(said.tinker_path).order
         parts = order.targets or ("attn", "mlp", "unembed")
-        said: dict[str, Any] = {"base_model": self.base_models[0], "is_lora": order.rank > 0}
-        if order.rank:
-            said["lora_rank"] = order.rank
-        return said | {f"train_{one}": one in parts for one in ("attn", "mlp", "unembed")}
+        named = {
+            "base_model": self.base_models[0],
+            "is_lora": order.rank > 0,
+            "lora_rank": order.rank or None,
+        }
+        return named | {f"train_{one}": one in parts for one in ("attn", "mlp", "unembed")}
 
-    def checkpoints(self, name: str | None = None) -> list[dict[str, Any]]:
+    async def checkpoints(self, owner: str, id: str | None = None) -> dict[str, Any]:
         """Return what is saved, of one model or run, or of all."""
-        run_id = self.models[name].run_id if name in self.models else name
+        run_id = self.models[id].run_id if id in self.models else id
         if run_id is not None and run_id not in self._runs.runs():
             raise Unknown(f"there is no training run {run_id[:80]} here; list those that are")
         kinds = {"weights": "training", "sampler_weights": "sampler"}
-        return [
+        found = [
             {
                 "checkpoint_id": f"{one.saved.kind}/{one.saved.name}",
                 "checkpoint_type": kinds[one.saved.kind],
@@ -711,10 +607,11 @@ class Door:
             for one in self._runs.saved(run_id)
             if not _EPHEMERAL.fullmatch(one.saved.name)
         ]
+        return {"checkpoints": found, **_all(found)}
 
-    def training_runs(self, owner: str) -> list[dict[str, Any]]:
+    async def training_runs(self, owner: str) -> dict[str, Any]:
         """Return the models of an owner."""
-        return [
+        found = [
             {
                 "training_run_id": one.run_id,
                 "base_model": one.base_model,
@@ -727,14 +624,22 @@ class Door:
             for one in self.models.values()
             if self.sessions[one.session].owner == owner
         ]
+        return {"training_runs": found, **_all(found)}
 
-    async def drop(self, owner: str, name: str, checkpoint: str) -> None:
+    async def training_run(self, owner: str, id: str) -> dict[str, Any]:
+        """Return one model of an owner, by its own name or its run's."""
+        wanted = self.models[id].run_id if id in self.models else id
+        for one in (await self.training_runs(owner))["training_runs"]:
+            if one["training_run_id"] == wanted:
+                return dict(one)
+        raise Unknown(f"there is no training run {id[:80]} of yours here; list those that are")
+
+    async def drop(self, owner: str, id: str, checkpoint: str) -> dict[str, Any]:
         """Give up saved weights of this owner."""
-        run_id = next((one.run_id for one in self.models.values() if name in (one.id, one.run_id)), name)
-        if run_id not in (one["training_run_id"] for one in self.training_runs(owner)):
-            raise Unknown(f"there is no training run {name[:80]} of yours here; list those that are")
+        run_id = (await self.training_run(owner, id))["training_run_id"]
         found = self._find(f"tinker://{run_id}/{checkpoint}")
         await (await self._run(run_id)).drop(found.saved)
+        return {}
 
     # Samples.
 
@@ -770,24 +675,29 @@ class Door:
         """
         sampler = self.sampler(owner, said.sampling_session_id)
         name = f"{sampler.id}:{said.seq_id}"
-        if name not in self._futures and self._queued.get(sampler.run_id or "base", 0) >= MOST_WAITING:
+        if self.futures.find(name) is None and self._queued[sampler.run_id or "base"] >= MOST_WAITING:
             raise Busy(f"{MOST_WAITING} requests wait for samples of this model; ask again later")
-        return await self.submit(name, sampler.id, said.seq_id, "asample", body)
+        return await self.futures.submit(name, sampler.id, said.seq_id, "asample", body)
 
-    async def sequence(self, owner: str, name: str) -> dict[str, Any]:
+    async def show_sampler(self, owner: str, id: str) -> dict[str, Any]:
+        """Return what a sampler samples from."""
+        found = self.sampler(owner, id)
+        return {"sampler_id": id, "base_model": found.base_model, "model_path": found.path}
+
+    async def sequence(self, owner: str, id: str) -> dict[str, Any]:
         """Return what is recorded of a sampled sequence."""
-        request_id, _, place = name.rpartition("/")
+        request_id, _, place = id.rpartition("/")
         sampler = self.sampler(owner, request_id.rpartition(":")[0])
         run = await self._run(sampler.run_id) if sampler.run_id else None
         found = () if run is None else await run.sequences(request_id)
         if not place.isdigit() or int(place) >= len(found):
-            raise Unknown(f"there is no sequence {name[:80]} here; take its sequence_id")
-        one, future = found[int(place)], self._futures.get(request_id)
+            raise Unknown(f"there is no sequence {id[:80]} here; take its sequence_id")
+        one, future = found[int(place)], self.futures.find(request_id)
         cached = None
         if future is not None and future.form == "protobuf":
             cached = pb.SampleResponse.FromString(self._journal.answer(request_id)).prompt_cache_hit_tokens
         return {
-            "sequence_id": name,
+            "sequence_id": id,
             "run": sampler.run_id,
             "versions": [{"version": a.version, "start": a.start, "stop": a.stop} for a in one.spans],
             "seed": one.seed,
@@ -799,13 +709,14 @@ class Door:
         self.samplers[made.id] = made
         await self._journal.write(kept.keep("sampler", made.id, _bytes(made)))
 
-    async def _sample(self, future: Future) -> None:
+    async def _sample(self, future: Future, session: str, queue: str) -> None:
+        self._sampling[session] += 1
+        self._queued[queue] += 1
         said = read_json(wire.Sample, self._journal.body(future.id))
-        queued = self.samplers[future.of].run_id or "base"
         form, answer = await self._tried(lambda: self._sampled(future, said))
-        await self._finish(future, form, answer)
-        self._sampling[self.samplers[future.of].session] -= 1
-        self._queued[queued] -= 1
+        await self.futures.answer(future, form, answer)
+        self._sampling[session] -= 1
+        self._queued[queue] -= 1
 
     async def _sampled(self, future: Future, said: wire.Sample) -> tuple[Form, bytes]:
         sampler, tokens = self.samplers[future.of], said.tokens()
@@ -858,8 +769,7 @@ class Door:
             else:
                 which = digest_bytes(self._config.model.model_dump_json().encode())[:8]
                 sampler.run_id = f"{self._name}-base-{which}"
-                self._open.add(sampler.run_id)
-                await self._runs.create(sampler.run_id, ModelOrder(rank=0))
+                await self._run(sampler.run_id, ModelOrder(rank=0))
             sampler.version = 0
             await self._add_sampler(sampler)
 
@@ -887,13 +797,6 @@ def _order(model: Model, said: wire.NewModel) -> ModelOrder:
     return ModelOrder(model.rank, targets, wanted.seed, wire.text(said.user_metadata))
 
 
-def _same(call: str, one: bytes, other: bytes) -> bool:
-    """Return whether two bodies say the same; clients write one anew for each attempt."""
-    if call == "forward_backward":
-        return bool(wire.read_call(one) == wire.read_call(other))
-    return bool(json.loads(one) == json.loads(other))
-
-
 def _bytes(said: BaseModel) -> bytes:
     return said.model_dump_json().encode()
 
@@ -902,8 +805,8 @@ def _json(**said: Any) -> tuple[Form, bytes]:
     return "json", json.dumps(said).encode()
 
 
-def _error(sentence: str, category: str) -> bytes:
-    return json.dumps({"error": sentence, "category": category}).encode()
+def _all(found: list[Any]) -> dict[str, Any]:
+    return {"cursor": {"offset": 0, "limit": len(found), "total_count": len(found)}}
 
 
 def _time(at: float) -> str:

@@ -1,7 +1,7 @@
 """Journal: what the door must find again: sessions, models, samplers, and every call with what came of it.
 
-One SQLite file. What several callers write at one moment is one transaction, flushed once, and whoever
-wrote goes on when it is on the disk.
+One SQLite file. What several callers write at one moment is one transaction, flushed once, and each
+caller goes on when it is on the disk.
 """
 
 import asyncio
@@ -39,9 +39,7 @@ class Row(NamedTuple):
     call: str
     """Last part of its path."""
     step: int | None
-    """The step that it makes, where it was begun and makes one."""
     form: Form | None
-    """Of its answer; None while there is none."""
     told_at: float | None
     """When a client first heard the answer, Unix seconds."""
 
@@ -49,11 +47,6 @@ class Row(NamedTuple):
 def keep(kind: Kind, name: str, said: bytes) -> Statement:
     """Return what keeps a thing in place of what had its name."""
     return "INSERT OR REPLACE INTO things VALUES (?, ?, ?)", (kind, name, said)
-
-
-def drop(kind: Kind, name: str) -> Statement:
-    """Return what removes a thing."""
-    return "DELETE FROM things WHERE kind = ? AND id = ?", (kind, name)
 
 
 def begin(name: str, of: str, seq: int, call: str, body: bytes) -> Statement:

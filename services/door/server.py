@@ -13,10 +13,11 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 from aiohttp import web
+from pydantic import BaseModel
 
 from antiphon.api.client_run import ClientRuns
 from antiphon.core.config import RunConfig
@@ -28,7 +29,8 @@ from antiphon.net.security.credentials import read_token
 from antiphon.net.security.guard import Guard
 from antiphon.net.security.keys import make_private_folder, write_private
 from antiphon.services.door import wire
-from antiphon.services.door.door import Busy, Door, Future, Gone, Unknown, open_door
+from antiphon.services.door.door import Busy, Door, Unknown, open_door
+from antiphon.services.door.futures import Future, Gone
 from antiphon.system.files import hold
 from antiphon.system.ports import free_port
 
@@ -39,11 +41,15 @@ BODY_S = 60.0
 API = "/api/v1"
 OWNER = web.RequestKey("owner", str)
 """Whose key a request shows."""
+SAMPLES = web.RequestKey("samples", int)
+"""How many completions a request asks for."""
 HERE = "local"
 """Owner of what is made with the key of the home."""
 _CONFIG = {"use_pyqwest_transport": False}
 """What clients are told of themselves: their other transport was not tried."""
 _STATUS: dict[type[AntiphonError], int] = {Unknown: 404, Gone: 410, Busy: 429}
+_Handler = Callable[[web.Request], Awaitable[web.Response]]
+_B = TypeVar("_B", bound=BaseModel)
 _log = structlog.get_logger(__name__)
 
 
@@ -59,36 +65,36 @@ class DoorServer:
     def application(self) -> web.Application:
         """Return what is served."""
         app = web.Application(middlewares=[self._guarded], client_max_size=BODY_BYTES)
-        post, get = app.router.add_post, app.router.add_get
+        post, get, door = app.router.add_post, app.router.add_get, self._door
         post(f"{API}/client/config", _always(_CONFIG))
         post(f"{API}/client/dynamic_config", _always({}))
         post(f"{API}/telemetry", _always({"status": "accepted"}))
         get(f"{API}/healthz", _always({"status": "ok"}))
-        get(f"{API}/get_server_capabilities", self._capabilities)
-        post(f"{API}/create_session", self._create_session)
-        post(f"{API}/session_heartbeat", self._heartbeat)
-        post(f"{API}/sessions/{{id}}/finish", self._finish)
-        get(f"{API}/sessions", self._sessions)
-        get(f"{API}/sessions/{{id}}", self._session)
+        post(f"{API}/create_session", _said(wire.NewSession, door.create_session))
+        post(f"{API}/session_heartbeat", _said(wire.OfSession, door.beat))
+        post(f"{API}/create_sampling_session", _said(wire.NewSampler, door.create_sampler))
+        post(f"{API}/get_info", _said(wire.OfModel, door.info))
+        post(f"{API}/unload_model", _said(wire.OfModel, door.unload))
+        post(f"{API}/weights_info", _said(wire.WeightsInfo, door.weights_info))
         post(f"{API}/create_model", self._future(self._create_model))
         post(f"{API}/load_weights", self._future(self._load_weights))
         post(f"{API}/forward_backward", self._future(self._forward_backward))
         for call in ("optim_step", "save_weights", "save_weights_for_sampler", "save_weights_external"):
             post(f"{API}/{call}", self._future(self._in_order))
-        post(f"{API}/asample", self._sample)
+        post(f"{API}/asample", self._future(self._sample))
         post(f"{API}/retrieve_future", self._retrieve)
-        post(f"{API}/get_info", self._get_info)
-        post(f"{API}/unload_model", self._unload)
-        post(f"{API}/weights_info", self._weights_info)
-        post(f"{API}/create_sampling_session", self._create_sampler)
-        get(f"{API}/samplers/{{id}}", self._sampler)
-        get(f"{API}/training_runs", self._training_runs)
-        get(f"{API}/training_runs/{{id}}", self._training_run)
-        get(f"{API}/training_runs/{{id}}/checkpoints", self._checkpoints)
-        get(f"{API}/checkpoints", self._checkpoints)
-        app.router.add_delete(f"{API}/training_runs/{{id}}/checkpoints/{{checkpoint:.+}}", self._drop)
+        post(f"{API}/sessions/{{id}}/finish", _named(door.finish))
+        get(f"{API}/get_server_capabilities", _named(door.capabilities))
+        get(f"{API}/sessions", _named(door.list_sessions))
+        get(f"{API}/sessions/{{id}}", _named(door.show_session))
+        get(f"{API}/samplers/{{id}}", _named(door.show_sampler))
+        get(f"{API}/checkpoints", _named(door.checkpoints))
+        get(f"{API}/training_runs", _named(door.training_runs))
+        get(f"{API}/training_runs/{{id}}", _named(door.training_run))
+        get(f"{API}/training_runs/{{id}}/checkpoints", _named(door.checkpoints))
+        app.router.add_delete(f"{API}/training_runs/{{id}}/checkpoints/{{checkpoint:.+}}", _named(door.drop))
         get("/antiphon/stats", self._stats)
-        get("/antiphon/sequences/{id:.+}", self._sequence)
+        get("/antiphon/sequences/{id:.+}", _named(door.sequence))
         return app
 
     @web.middleware
@@ -114,21 +120,23 @@ class DoorServer:
         except AntiphonError as error:
             return _error(_STATUS.get(type(error), 400), str(error))
 
-    def _future(
-        self, take: Callable[[web.Request, bytes], Awaitable[Future]]
-    ) -> Callable[[web.Request], Awaitable[web.Response]]:
+    def _future(self, take: Callable[[web.Request, bytes], Awaitable[Future]]) -> _Handler:
         """Return what answers a call with a future; one that cannot be has a future too, which says why."""
 
         async def handle(request: web.Request) -> web.Response:
-            body = await _body(request)
+            body, more = await _body(request), {}
             try:
                 future = await take(request, body)
             except (Unknown, Gone, Busy):
                 raise
             except ContractError as error:
-                future = await self._door.refuse(str(error))
-            model = {"model_id": future.of} if future.of else {}
-            return _json({"request_id": future.id, **model})
+                future = await self._door.futures.refuse(str(error))
+            if take == self._sample:
+                count = request.get(SAMPLES, 1)
+                more["sample_sequence_ids"] = [f"{future.id}/{place}" for place in range(count)]
+            elif future.of:
+                more["model_id"] = future.of
+            return _json({"request_id": future.id} | more)
 
         return handle
 
@@ -152,22 +160,14 @@ class DoorServer:
         numbered = wire.InOrder(model_id=said.model_id, seq_id=max(1, said.seq_id))
         return await self._door.in_order(request[OWNER], numbered, "forward_backward", body)
 
-    async def _sample(self, request: web.Request) -> web.Response:
-        body, count = await _body(request), 1
-        try:
-            said = read_json(wire.Sample, body)
-            count = said.num_samples
-            future = await self._door.sample(request[OWNER], said, body)
-        except (Unknown, Gone, Busy):
-            raise
-        except ContractError as error:
-            future = await self._door.refuse(str(error))
-        ids = [f"{future.id}/{place}" for place in range(count)]
-        return _json({"request_id": future.id, "sample_sequence_ids": ids})
+    async def _sample(self, request: web.Request, body: bytes) -> Future:
+        said = read_json(wire.Sample, body)
+        request[SAMPLES] = said.num_samples
+        return await self._door.sample(request[OWNER], said, body)
 
     async def _retrieve(self, request: web.Request) -> web.Response:
         name = read_json(wire.Retrieve, await _body(request)).request_id
-        found = await self._door.retrieve(name)
+        found = await self._door.futures.retrieve(name)
         if isinstance(found, Future):
             reason = {"queue_state_reason": found.waiting_for} if found.waiting_for else {}
             return _json({"type": "try_again", "request_id": name, "queue_state": "active", **reason})
@@ -175,87 +175,12 @@ class DoorServer:
         kind = "application/x-protobuf" if form == "protobuf" else "application/json"
         return web.Response(body=said, content_type=kind)
 
-    async def _create_session(self, request: web.Request) -> web.Response:
-        return await _said(
-            self._door.create_session(request[OWNER], read_json(wire.NewSession, await _body(request)))
-        )
-
-    async def _heartbeat(self, request: web.Request) -> web.Response:
-        self._door.beat(request[OWNER], read_json(wire.OfSession, await _body(request)).session_id)
-        return _json({"type": "session_heartbeat"})
-
-    async def _finish(self, request: web.Request) -> web.Response:
-        await self._door.finish(request[OWNER], request.match_info["id"])
-        return _json({})
-
-    async def _sessions(self, request: web.Request) -> web.Response:
-        mine = [one.id for one in self._door.sessions.values() if one.owner == request[OWNER]]
-        return _json({"sessions": mine})
-
-    async def _session(self, request: web.Request) -> web.Response:
-        found = self._door.session(request[OWNER], request.match_info["id"])
-        models = [one.run_id for one in self._door.models.values() if one.session == found.id]
-        samplers = [one.id for one in self._door.samplers.values() if one.session == found.id]
-        return _json(
-            {"training_run_ids": models, "sampler_ids": samplers, "user_metadata": wire.text(found.metadata)}
-        )
-
-    async def _get_info(self, request: web.Request) -> web.Response:
-        said = read_json(wire.OfModel, await _body(request))
-        return await _said(self._door.info(self._door.model(request[OWNER], said.model_id)))
-
-    async def _unload(self, request: web.Request) -> web.Response:
-        said = read_json(wire.OfModel, await _body(request))
-        model = self._door.model(request[OWNER], said.model_id)
-        await self._door.close_model(model)
-        return _json({"type": "unload_model", "model_id": model.id})
-
-    async def _weights_info(self, request: web.Request) -> web.Response:
-        return _json(self._door.weights_info(read_json(wire.WeightsInfo, await _body(request)).tinker_path))
-
-    async def _create_sampler(self, request: web.Request) -> web.Response:
-        said = read_json(wire.NewSampler, await _body(request))
-        return await _said(self._door.create_sampler(request[OWNER], said))
-
-    async def _sampler(self, request: web.Request) -> web.Response:
-        found = self._door.sampler(request[OWNER], request.match_info["id"])
-        path = {} if found.path is None else {"model_path": found.path}
-        return _json({"sampler_id": found.id, "base_model": found.base_model, **path})
-
-    async def _training_runs(self, request: web.Request) -> web.Response:
-        return _json({"training_runs": (found := self._door.training_runs(request[OWNER])), **_all(found)})
-
-    async def _training_run(self, request: web.Request) -> web.Response:
-        name = request.match_info["id"]
-        model = self._door.models.get(name)
-        wanted = name if model is None else model.run_id
-        for one in self._door.training_runs(request[OWNER]):
-            if one["training_run_id"] == wanted:
-                return _json(one)
-        raise Unknown(f"there is no training run {name[:80]} of yours here; list those that are")
-
-    async def _checkpoints(self, request: web.Request) -> web.Response:
-        found = self._door.checkpoints(request.match_info.get("id"))
-        return _json({"checkpoints": found, **_all(found)})
-
-    async def _drop(self, request: web.Request) -> web.Response:
-        await self._door.drop(request[OWNER], request.match_info["id"], request.match_info["checkpoint"])
-        return _json({})
-
-    async def _capabilities(self, request: web.Request) -> web.Response:
-        most = self._door.max_tokens
-        names = [{"model_name": name, "max_context_length": most} for name in self._door.base_models]
-        return _json({"supported_models": names})
-
-    async def _sequence(self, request: web.Request) -> web.Response:
-        return await _said(self._door.sequence(request[OWNER], request.match_info["id"]))
-
     async def _stats(self, request: web.Request) -> web.Response:
         said = {
             "calls": dict(self._calls),
             "unserved": dict(self._unserved),
-            "polls": self._door.polls,
-            "futures": self._door.answered,
+            "polls": self._door.futures.polls,
+            "futures": self._door.futures.answered,
             "cpu_s": time.process_time(),
         }
         return _json(said)
@@ -328,11 +253,7 @@ async def _body(request: web.Request) -> bytes:
         raise UnavailableError(f"the body did not arrive within {BODY_S:g} s; send it again") from None
 
 
-def _all(found: list[Any]) -> dict[str, Any]:
-    return {"cursor": {"offset": 0, "limit": len(found), "total_count": len(found)}}
-
-
-def _always(said: dict[str, Any]) -> Callable[[web.Request], Awaitable[web.Response]]:
+def _always(said: dict[str, Any]) -> _Handler:
     async def handle(request: web.Request) -> web.Response:
         await _body(request)
         return _json(said)
@@ -340,8 +261,22 @@ def _always(said: dict[str, Any]) -> Callable[[web.Request], Awaitable[web.Respo
     return handle
 
 
-async def _said(work: Awaitable[dict[str, Any]]) -> web.Response:
-    return _json(await work)
+def _said(kind: type[_B], work: Callable[[str, _B], Awaitable[dict[str, Any]]]) -> _Handler:
+    async def handle(request: web.Request) -> web.Response:
+        return _json(await work(request[OWNER], read_json(kind, await _body(request))))
+
+    return handle
+
+
+def _named(
+    work: Callable[..., Awaitable[dict[str, Any]]],
+) -> _Handler:
+    """Return what answers a call whose path has all that it says."""
+
+    async def handle(request: web.Request) -> web.Response:
+        return _json(await work(request[OWNER], **request.match_info))
+
+    return handle
 
 
 def _json(said: dict[str, Any]) -> web.Response:

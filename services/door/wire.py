@@ -15,7 +15,6 @@ from google.protobuf.message import DecodeError
 from pydantic import BaseModel, Field
 
 from antiphon.core.client_records import (
-    LOSSES,
     AdamParameters,
     CallResult,
     Datum,
@@ -24,7 +23,7 @@ from antiphon.core.client_records import (
     TrainingCall,
 )
 from antiphon.core.errors import ContractError
-from antiphon.core.records import FinishReason, FloatArray, IntArray, SamplingParameters
+from antiphon.core.records import FinishReason, FloatArray, SamplingParameters
 from antiphon.core.seeds import derive_seed
 from antiphon.protos import tinker_pb2 as pb
 
@@ -32,8 +31,6 @@ OLDEST_SDK, NEWEST_SDK = (0, 25), (0, 38)
 """Versions of the SDK that were tried."""
 MOST_SAMPLES = 1024
 """Most completions of one request."""
-MOST_DATUMS = 16_384
-"""Most datums of one call; clients cut theirs at 1,024."""
 MASKED = -99_999.0
 """What clients take for no log-probability, in lists of the most probable tokens."""
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
@@ -331,79 +328,36 @@ def array_of(tensor: pb.Tensor, name: str) -> np.ndarray[Any, Any]:
         ) from None
 
 
-def training_call(said: pb.ForwardBackwardRequest, vocabulary_size: int, most_tokens: int) -> TrainingCall:
-    """Return what a client asks to be trained on.
+def training_call(said: pb.ForwardBackwardRequest) -> TrainingCall:
+    """Return what a client asks to be trained on; whether it can be is the learner's to say.
 
     Raises:
-        ContractError: naming the datum and what of it cannot be.
+        ContractError: naming the datum that cannot be read.
     """
-    if said.loss_fn not in LOSSES:
-        raise ContractError(
-            f"the loss {said.loss_fn[:60]!r} is not served here; use one of {', '.join(LOSSES)}"
-        )
-    if not 1 <= len(said.data) <= MOST_DATUMS:
-        raise ContractError(f"the call has {len(said.data)} datums; give 1 to {MOST_DATUMS}")
     config = dict(said.loss_fn_config)
     for name, value in said.loss_fn_config_v2.items():
         if value.WhichOneof("value") != "number":
             raise ContractError(f"loss_fn_config {name[:60]} is a text; only numbers are served here")
         config[name] = value.number
-    for name, number in config.items():
-        if not math.isfinite(number):
-            raise ContractError(f"loss_fn_config {name[:60]} is {number}; give a finite number")
-    data = (_datum(one, place, vocabulary_size, most_tokens) for place, one in enumerate(said.data))
-    return TrainingCall(said.loss_fn, config, tuple(data), said.forward_only)
+    data = tuple(_datum(one, f"datum {place}") for place, one in enumerate(said.data))
+    return TrainingCall(said.loss_fn, config, data, said.forward_only)
 
 
-def _datum(said: pb.Datum, place: int, vocabulary_size: int, most_tokens: int) -> Datum:
-    where = f"datum {place}"
-    parts = []
+def _datum(said: pb.Datum, where: str) -> Datum:
+    parts = [np.empty(0, np.int32)]
     for chunk in said.model_input:
-        if chunk.WhichOneof("chunk") != "encoded_text":
+        if chunk.WhichOneof("chunk") != "encoded_text" or len(chunk.encoded_text.tokens) % 4:
             raise ContractError(f"{where} has a chunk that is no encoded_text; only text is served here")
-        if len(chunk.encoded_text.tokens) % 4:
-            raise ContractError(f"{where} has a chunk that is no int32 array; give whole tokens")
         parts.append(np.frombuffer(chunk.encoded_text.tokens, "<i4"))
-    tokens: IntArray = np.concatenate(parts) if parts else np.empty(0, np.int32)
-    if not 1 <= tokens.size <= most_tokens:
-        raise ContractError(f"{where} has {tokens.size} tokens; 1 to {most_tokens} fit this model")
-    if tokens.min() < 0 or tokens.max() >= vocabulary_size:
-        wrong = tokens[(tokens < 0) | (tokens >= vocabulary_size)][0]
-        raise ContractError(f"{where} has token {wrong}, but the vocabulary has {vocabulary_size}")
-    inputs: dict[str, FloatArray] = {}
-    targets = None
+    inputs = {}
     for name, tensor in said.loss_fn_inputs.items():
         found = array_of(tensor, f"{where}: {name[:60]}")
-        if found.ndim == 2 and found.shape[1] == 1:
-            found = found[:, 0]
-        if found.shape != tokens.shape:
-            raise ContractError(
-                f"{where}: {name[:60]} has shape {list(found.shape)}, but the input has {tokens.size} "
-                "tokens; give one value for each"
-            )
-        if name == "target_tokens":
-            if found.dtype.kind != "i":
-                raise ContractError(f"{where}: target_tokens are {found.dtype}; give int64")
-            targets = found.astype(np.int64)
-            continue
-        inputs[name] = found.astype(np.float32)
-        if not np.isfinite(inputs[name]).all():
-            raise ContractError(f"{where}: {name[:60]} has a value that is no number; leave such datums out")
-    if targets is None:
-        raise ContractError(f"{where} has no target_tokens; give the token that follows each")
-    counts = np.zeros(targets.size, dtype=bool)
-    for name in ("weights", "advantages"):
-        counts |= inputs.get(name, np.zeros(1)) != 0
-    if "weights" not in inputs and "advantages" not in inputs:
-        counts[:] = True
-    wrong = counts & ((targets < 0) | (targets >= vocabulary_size))
-    if wrong.any():
-        first = int(np.argmax(wrong))
-        raise ContractError(
-            f"{where}: target_tokens has {targets[first]} at {first}, but the vocabulary has "
-            f"{vocabulary_size}"
-        )
-    return Datum(tokens, targets, inputs, _spans(said.loss_fn_input_spans))
+        inputs[name] = found[:, 0] if found.shape[1:] == (1,) else found
+    targets = inputs.pop("target_tokens", None)
+    if targets is None or targets.dtype.kind != "i":
+        raise ContractError(f"{where} has no target_tokens of int64; give the token that follows each")
+    floats = {name: found.astype(np.float32) for name, found in inputs.items()}
+    return Datum(np.concatenate(parts), targets.astype(np.int64), floats, _spans(said.loss_fn_input_spans))
 
 
 def _spans(spans: Sequence[pb.ProvenanceSpan]) -> tuple[tuple[str, int, int, int], ...]:

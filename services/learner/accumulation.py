@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from antiphon.core.client_checks import check_call
 from antiphon.core.client_records import CallResult, Datum, TrainingCall
@@ -22,20 +23,6 @@ from antiphon.services.learner.deepspeed_engine import DeepSpeedEngine
 from antiphon.services.learner.progress import ProgressCounter
 
 Figures = npt.NDArray[np.float64]
-
-
-@dataclass(slots=True, eq=False)
-class _Answers:
-    """What is known of the data of one call."""
-
-    logprobs: list[FloatArray]
-    figures: Figures
-    """[data, 5], as `FIGURES`."""
-
-    @classmethod
-    def of(cls, call: TrainingCall) -> "_Answers":
-        empty = np.zeros(0, dtype=np.float32)
-        return cls([empty] * len(call.data), np.zeros((len(call.data), len(FIGURES))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,27 +50,22 @@ class Accumulation:
         """Data of the micro-batch that is being filled, and their places in the present call, if of it."""
         self._sums = Sums(np.zeros(len(FIGURES)), 0, 0)
 
-    def add(self, call: TrainingCall, digest: str, answer: bool = True) -> CallResult | None:
-        """Add the gradients of a call; return its result where an answer is wanted.
+    def add(self, call: TrainingCall, digest: str, answer: bool = True) -> CallResult:
+        """Add the gradients of a call; return its result, which means nothing where no answer is wanted.
 
         Raises:
             ContractError: when it cannot be trained on; nothing was added then.
             IntegrityError: when its loss is no number; no call is held any more then.
         """
         self._check(call)
-        answers = _Answers.of(call)
         try:
-            for place, datum in enumerate(call.data):
-                self._make_room(call, datum, answers)
-                self._pending.append((datum, place))
-            if answer:
-                self._compute(answers, backward=False)
+            result = self._stream(call, True, answer)
         except IntegrityError:
             self.drop()
             raise
         self._pending = [(datum, None) for datum, _ in self._pending]
         self.digests.append(digest)
-        return _result(call, answers) if answer else None
+        return result
 
     def forward(self, call: TrainingCall) -> CallResult:
         """Return the result of a call without adding anything.
@@ -92,13 +74,7 @@ class Accumulation:
             ContractError, IntegrityError: as `add`; what is held stays.
         """
         self._check(call)
-        own = Accumulation(self._config, self._engine, self._progress)
-        answers = _Answers.of(call)
-        for place, datum in enumerate(call.data):
-            own._make_room(call, datum, answers, backward=False)
-            own._pending.append((datum, place))
-        own._compute(answers, backward=False)
-        return _result(call, answers)
+        return Accumulation(self._config, self._engine, self._progress)._stream(call, False, True)
 
     def close(self) -> Sums:
         """Compute what is left, so that the engine can step, and begin again; return what was summed.
@@ -111,7 +87,7 @@ class Accumulation:
         """
         try:
             if self._pending:
-                self._compute(None)
+                self._compute([], np.zeros((0, 0)), backward=True)
             elif not self._sums.micro_batches:
                 zeros = np.zeros(1, dtype=np.float32)
                 nothing = Datum(zeros.astype(np.int32), zeros.astype(np.int64), {"weights": zeros})
@@ -137,37 +113,42 @@ class Accumulation:
             ours=config.door.stable_reinforce == "ours",
         )
 
-    def _make_room(self, call: TrainingCall, datum: Datum, answers: _Answers, backward: bool = True) -> None:
-        """Compute the micro-batch that is being filled, unless a datum of a call fits in."""
-        kind = call.loss, call.config
-        held = sum(len(one.token_ids) for one, _ in self._pending)
-        full = held + len(datum.token_ids) > self._config.learner.micro_batch_tokens
-        if self._pending and (full or kind != self._kind):
-            self._compute(answers, backward)
-            self._pending = []
-        self._kind = kind
+    def _stream(self, call: TrainingCall, backward: bool, answer: bool) -> CallResult:
+        """Fill micro-batches with the data of a call; the last one stays open."""
+        logprobs: list[FloatArray] = [np.zeros(0, dtype=np.float32)] * len(call.data)
+        figures = np.zeros((len(call.data), len(FIGURES)))
+        kind, budget = (call.loss, call.config), self._config.learner.micro_batch_tokens
+        for place, datum in enumerate(call.data):
+            full = sum(len(one.token_ids) for one, _ in self._pending) + len(datum.token_ids) > budget
+            if self._pending and (full or kind != self._kind):
+                self._compute(logprobs, figures, backward)
+                self._pending = []
+            self._kind = kind
+            self._pending.append((datum, place))
+        if answer:
+            self._compute(logprobs, figures, backward=False)
+        return _result(call, logprobs, figures)
 
-    def _compute(self, answers: _Answers | None, backward: bool = True) -> None:
-        """Compute the pending data, and write what is found of those of the present call."""
+    def _compute(self, logprobs: list[FloatArray], figures: Figures, backward: bool) -> None:
+        """Compute the open micro-batch, and write what is found of the present call's data."""
         data = [datum for datum, _ in self._pending]
         batch = make_client_batch(data, *self._kind, self._engine.vocabulary)
-        logprobs, figures = self._engine.add_client(batch, backward)
+        found, of_rows = self._engine.add_client(batch, backward)
         self._progress.add()
-        real = logprobs * batch.positions.mask
-        rows = {place: row for row, place in enumerate(batch.order)}
-        for number, (datum, place) in enumerate(self._pending):
-            if answers is not None and place is not None:
-                row = rows[number]
-                answers.logprobs[place] = real[row, : len(datum.targets)].numpy()
-                answers.figures[place] = figures[row]
+        real = torch.where(batch.positions.mask > 0, found, 0.0).numpy()
+        rows = np.argsort(batch.order)
+        for (datum, place), row in zip(self._pending, rows, strict=True):
+            if place is not None:
+                logprobs[place], figures[place] = real[row, : len(datum.targets)], of_rows[row]
         if backward:
-            ordered = figures[[rows[number] for number in range(len(data))]].sum(0)
             sums = self._sums
-            self._sums = Sums(sums.figures + ordered, sums.data + len(data), sums.micro_batches + 1)
+            # In the order of the stream, so that rounding too depends on it alone.
+            added = sums.figures + of_rows[rows].sum(0)
+            self._sums = Sums(added, sums.data + len(data), sums.micro_batches + 1)
 
 
-def _result(call: TrainingCall, answers: _Answers) -> CallResult:
-    sums = dict(zip(FIGURES, answers.figures.sum(0).tolist(), strict=True))
+def _result(call: TrainingCall, logprobs: list[FloatArray], figures: Figures) -> CallResult:
+    sums = dict(zip(FIGURES, figures.sum(0).tolist(), strict=True))
     tokens = sums["tokens"]
     metrics = {"loss:sum": sums["loss"], "tokens:sum": tokens}
     if call.loss != "cross_entropy":
@@ -176,4 +157,4 @@ def _result(call: TrainingCall, answers: _Answers) -> CallResult:
     if call.loss == "stable_reinforce":
         metrics["stable_reinforce_is_ours:max"] = 1.0
         metrics["staleness:max"] = float(max(datum.inputs["staleness"].max() for datum in call.data))
-    return CallResult(tuple(answers.logprobs), metrics)
+    return CallResult(tuple(logprobs), metrics)

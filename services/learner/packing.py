@@ -74,6 +74,12 @@ class MicroBatch:
         return replace(self, **moved)
 
 
+def with_behaviour(batches: Iterable[MicroBatch], logprobs: Sequence[torch.Tensor]) -> Iterator[MicroBatch]:
+    """Yield micro-batches with other behaviour logprobs, [R, T] nats for each of them."""
+    for batch, own in zip(batches, logprobs, strict=True):
+        yield replace(batch, behaviour_logprobs=own.float() * batch.mask)
+
+
 class Packing:
     """The micro-batches of one update; each is made when it is asked for."""
 

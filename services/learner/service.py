@@ -28,6 +28,7 @@ from antiphon.api.learner import (
 from antiphon.core.client_records import CLIENT, Scores
 from antiphon.core.config import RunConfig
 from antiphon.core.config_sections import LoopSection
+from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import AntiphonError, ContractError, IntegrityError, UnavailableError
 from antiphon.core.loop.staleness import is_published
 from antiphon.core.metrics import batch_metrics
@@ -212,7 +213,8 @@ class LearnerService(Learner):
                 if note is not None and note.version == version:
                     return note
                 if kind != "weights":
-                    return client.pin(name, version, self._publisher.stored())
+                    stored = self._publisher.stored()
+                    return client.pin(name, version, {v: d for v, d in stored.items() if v <= self._version})
                 if version != self._version:
                     raise ContractError(
                         f"version {version} cannot be saved; the learner holds version {self._version}"
@@ -233,9 +235,13 @@ class LearnerService(Learner):
             await asyncio.to_thread(client.drop, kind, name)
 
     async def score(self, version: int, token_ids: IntArray, top: int) -> Scores:
-        model = self._clients().model
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._scoring, model.scores, version, token_ids, top)
+        model, loop = self._clients().model, asyncio.get_running_loop()
+
+        async def score() -> Scores:
+            return await loop.run_in_executor(self._scoring, model.scores, version, token_ids, top)
+
+        # Who asks again after a deadline joins it.
+        return await self._calls.once(f"score {version} {top} {digest_bytes(token_ids.tobytes())}", score)
 
     def _held_digest(self) -> str:
         """Return the digest of the weights of the version that is held."""
@@ -359,6 +365,8 @@ class LearnerService(Learner):
             trained = self._trained[1]
             if self._uncommitted is None:
                 digest, metrics = await self._on_thread(partial(self._read, trained))
+                if trained.loaded:
+                    await self._on_thread(trainer.save)
                 self._uncommitted = StepCommit(
                     step=step,
                     version=trained.version,

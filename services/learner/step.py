@@ -30,14 +30,14 @@ from antiphon.core.reporting.replay_checks import CPU, exact_on
 from antiphon.core.seeds import derive_seed
 from antiphon.core.trust.audit import SampleStatistics
 from antiphon.lineage.client_steps import decode_step, is_client_step
-from antiphon.lineage.rollout_table import LeftOut, read_batch
+from antiphon.lineage.rollout_table import LeftOut, is_recomputed, read_batch
 from antiphon.services.learner.accumulation import Accumulation, Sums
 from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.services.learner.deepspeed_engine import DeepSpeedEngine
 from antiphon.services.learner.figures import REFERRED, Figures, gather_figures
 from antiphon.services.learner.objective import LOG_RATIO_LIMIT, NOTHING, TokenMetrics, UpdateTotals
 from antiphon.services.learner.own_objective import own_objective
-from antiphon.services.learner.packing import MicroBatch, Packing, deal_groups
+from antiphon.services.learner.packing import MicroBatch, Packing, deal_groups, with_behaviour
 from antiphon.services.learner.progress import ProgressCounter
 from antiphon.services.learner.ranks.group import ALONE, Order, join
 from antiphon.services.learner.saved import SavedFolder
@@ -121,9 +121,7 @@ class Trainer(Training):
 
     def call(self, call: TrainingCall, digest: str) -> CallResult:
         calls = self._accumulation()
-        result = calls.forward(call) if call.forward_only else calls.add(call, digest)
-        assert result is not None, "an answer was asked for"
-        return result
+        return calls.forward(call) if call.forward_only else calls.add(call, digest)
 
     def save_to(self, checkpoints: CheckpointStore) -> int:
         own, self._checkpoints = self._checkpoints, checkpoints
@@ -169,9 +167,9 @@ class Trainer(Training):
         self.version = step + 1
         metrics["train_s"] = time.perf_counter() - begun
         exactness = exact_on(device_name(), 1)
-        return TrainedStep(
-            self.version, engine.weights(), metrics, {}, "" if exactness == exact_on(CPU, 1) else exactness
-        )
+        exactness = "" if exactness == exact_on(CPU, 1) else exactness
+        loaded = isinstance(said.order, LoadOrder)
+        return TrainedStep(self.version, engine.weights(), metrics, {}, exactness, loaded)
 
     def _load_saved(self, order: LoadOrder) -> DeepSpeedEngine:
         """Hold saved weights in a new engine, whose optimizer has no moments but the saved ones.
@@ -239,7 +237,8 @@ class Trainer(Training):
             engine = self._held()
             if step != self.version:
                 raise IntegrityError(f"step {step} cannot train on version {self.version}; restore first")
-            rows, left_out = read_batch(read())
+            payload = read()
+            (rows, left_out), recomputed = read_batch(payload), is_recomputed(payload)
             trained = [row for row in rows if not row.failure]
             if algorithm.truncated_completions != "train":
                 cut_off = [row for row in trained if row.finish_reason.cut_off]
@@ -276,12 +275,15 @@ class Trainer(Training):
         # Later updates clip against the weights the step began with; the first one holds them, and the user's
         # own objective is given none.
         proximal: list[list[torch.Tensor] | None] = [None] * (len(updates) if algorithm.own_objective else 1)
-        for packing in updates[len(proximal) :]:
+        # Where engines gave none, what the step began with is what sampled: the batch has nothing staler.
+        first, begun_with = 0 if recomputed else len(proximal), []
+        for packing in updates[first:]:
             old = []
             for batch in packing.of_rank(ranks.rank):
                 old.append(engine.logprobs(batch))
                 progress.add()
-            proximal.append(old)
+            begun_with.append(old)
+        proximal += begun_with[len(proximal) - first :]
         figures: list[list[Figures]] = []
         norms = []
         for packing, before, (place, dealt) in zip(updates, proximal, groups, strict=False):
@@ -299,7 +301,10 @@ class Trainer(Training):
                 if batch.rows:
                     own.append(Figures.of(batch, loss, found))
 
-            norms.append(engine.update(packing.of_rank(ranks.rank), totals, before, share, keep))
+            batches = packing.of_rank(ranks.rank)
+            if recomputed:
+                batches = with_behaviour(batches, begun_with[len(figures)])
+            norms.append(engine.update(batches, totals, before, share, keep))
             figures.append(gather_figures(ranks, packing, own))
         seen = any(figures)  # rank 0 has those of all ranks; another one may have had dummies alone
         metrics = _metrics(figures, norms) if seen else {metric.name: 0.0 for metric in LEARNER_METRICS}

@@ -29,6 +29,8 @@ class TrainedStep:
     """By group: how far the workers' logprobs were from the learner's, where both had the same weights."""
     exactness: str = ""
     """As in `StepCommit`."""
+    loaded: bool = False
+    """Whether it is of saved weights. These may be given up, so a checkpoint comes before the commit."""
 
 
 class Training(Protocol):

@@ -33,7 +33,8 @@ from antiphon.net.security.credentials import Credentials
 from antiphon.net.security.guard import Guard
 from antiphon.net.worker_kit import fetch_kit
 from antiphon.services.coordinator.client import CoordinatorClient
-from antiphon.services.rollout.engine.environment import EngineSettings, device
+from antiphon.services.rollout.abilities import check_abilities
+from antiphon.services.rollout.engine.environment import EngineSettings, ServerSettings, device
 from antiphon.services.rollout.engine.thread import EngineThread
 from antiphon.services.rollout.engine.watchdog import Watchdog
 from antiphon.services.rollout.snapshot_source import SnapshotSource
@@ -149,8 +150,21 @@ def engine_settings(config: RunConfig, model_path: str) -> EngineSettings:
     )
 
 
+def server_settings(config: RunConfig, model_path: str) -> ServerSettings:
+    """Return what one worker's server must be; `model_path` is as `resolve_model_path` returns it."""
+    rollout = config.rollout
+    return ServerSettings(
+        rollout.engine_url,
+        Path(model_path),
+        None if rollout.engine_folder is None else Path(rollout.engine_folder),
+        rollout.max_model_tokens,
+        rollout.hung_step_s,
+        config.services.stall_timeout_s,
+    )
+
+
 def build_engine(config: RunConfig) -> Engine:
-    """Build and check the vLLM engine of a run; it takes seconds and belongs in the engine's thread.
+    """Build and check the engine of a run; it takes seconds and belongs in the engine's thread.
 
     Drafting is left on only where the check shows that drafts change nothing. An engine without start-up
     weights is checked on the first snapshot, before it serves.
@@ -158,7 +172,12 @@ def build_engine(config: RunConfig) -> Engine:
     Raises:
         ConfigError: when the model or a setting cannot be used here.
         IntegrityError: when the engine's tokens do not follow its own distribution.
+        UnavailableError: when the server of `rollout.engine_url` does not answer.
     """
+    if config.rollout.engine == "http":
+        from antiphon.services.rollout.engine.http_engine import HttpEngine
+
+        return HttpEngine(server_settings(config, resolve_model_path(config.model.path)))
     engine = start_engine(config)
     if engine.settings.dummy_weights:
         engine.before_serving = partial(check_before_serving, config=config)
@@ -345,6 +364,13 @@ async def serve_worker(
 
     def make_watched_engine(config: RunConfig) -> Engine:
         engine = make_engine(config)
+        try:
+            costs = check_abilities(engine.abilities, config)
+        except ConfigError:
+            engine.close()
+            raise
+        for cost in costs:
+            _log.info("ability.missing", worker=worker_name, reason=cost)
         collect_as_usual()
         watchdog.arm(config.rollout.hung_step_s, config.services.stall_timeout_s)
         return engine

@@ -8,13 +8,13 @@ import asyncio
 import json
 import queue
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
-from antiphon.api.engine import Engine, EngineOutput, EngineProgress, EngineRequest
+from antiphon.api.engine import ALL_ABILITIES, Engine, EngineAbilities, EngineOutput, EngineProgress, EngineRequest
 from antiphon.api.manifest import check_manifest, full_payload
 from antiphon.api.snapshots import Broadcast, Place
 from antiphon.core.checks import TokenRules
@@ -65,6 +65,7 @@ class ArithmeticEngine(Engine):
     """The engine's protocol without a model: every token is a function of weights, seed and place."""
 
     drafts = False
+    abilities: EngineAbilities = replace(ALL_ABILITIES, drafts=False)
     continues = True
     numerics = "arithmetic"
     vocabulary_size = arithmetic.VOCABULARY

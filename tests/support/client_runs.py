@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from antiphon.api.client_run import ClientRun, ClientRuns, ModelInfo, ModelOrder, SavedVersion
+from antiphon.core.client_checks import check_call
 from antiphon.core.client_records import (
     AdamParameters,
     CallResult,
@@ -88,6 +89,7 @@ class MemoryRun(ClientRun):
 
     async def call(self, place: int, call: TrainingCall) -> CallResult:
         await self.runs.fault("call")
+        check_call(call, VOCABULARY, ROOM, ours=True)
         self.done.append(call.loss)
         if not call.forward_only:
             assert place <= len(self.held), f"call {place} with {len(self.held)} before it"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from antiphon.api.engine import EngineOutput, EngineProgress, EngineRequest
+from antiphon.api.engine import ALL_ABILITIES, EngineOutput, EngineProgress, EngineRequest
 from antiphon.core.errors import ContractError
 from antiphon.core.records import FinishReason, VersionSpan
 from antiphon.core.seeds import derive_seed
@@ -33,6 +33,7 @@ class LightEngine:
     """Not thread-safe: its owner's thread drives it."""
 
     vocabulary_size = VOCABULARY
+    abilities = ALL_ABILITIES
     continues = True
     numerics = "light"
 

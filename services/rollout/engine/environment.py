@@ -75,6 +75,24 @@ class EngineSettings:
     """How drafts are made where draft_tokens allows any."""
 
 
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """Where a server is, and what it must be able to do."""
+
+    url: str
+    """http://HOST:PORT."""
+    model_dir: Path
+    """The model that it was started with, as this machine has it."""
+    folder: Path | None
+    """Through which weights go, named alike on both sides; None: a temporary one."""
+    max_model_len: int
+    """Longest prompt plus completion, tokens."""
+    silent_s: float
+    """Longest time without a token while requests run, and for an answer about itself."""
+    swap_s: float
+    """Longest time for each part of a swap."""
+
+
 def child_environment(threads: int, base: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the environment with which a process that will hold an engine must be started.
 

@@ -4,6 +4,9 @@ Messages are executed at step boundaries only, so weights never change in the mi
 While requests are unfinished the thread steps without pause; otherwise it sleeps. Finished
 completions go back to the event loop. A failure of the engine ends `run` with that error. No one can
 end a step that hangs, so the thread is one that the process does not wait for at its end.
+
+Where an engine cannot say which version sampled what, no request may see two: a swap aborts those in flight,
+and they begin again under the new version.
 """
 
 import asyncio
@@ -61,6 +64,8 @@ class EngineThread:
         """What decides the engine's bits, as the engine says; "" before it is built."""
         self.vocabulary_size = 0
         """Number of tokens of the engine's model; 0 before it is built."""
+        self._repeated: dict[str, EngineRequest] = {}
+        """What is in flight in an engine whose requests do not outlive a swap."""
 
     async def run(self) -> None:
         """Build the engine and drive it until cancelled; a failure of the engine is raised here."""
@@ -95,11 +100,21 @@ class EngineThread:
 
     def add(self, requests: Sequence[EngineRequest]) -> None:
         """Queue requests for the next step."""
-        self._mailbox.put(lambda engine: engine.add(requests))
+        self._mailbox.put(lambda engine: self._add(engine, requests))
+
+    def _add(self, engine: Engine, requests: Sequence[EngineRequest]) -> None:
+        engine.add(requests)
+        if not engine.abilities.outlives_swaps:
+            self._repeated.update((one.request_id, one) for one in requests)
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """Forget requests; an output that is already on its way may still be delivered."""
-        self._mailbox.put(lambda engine: engine.abort(request_ids))
+        self._mailbox.put(lambda engine: self._abort(engine, request_ids))
+
+    def _abort(self, engine: Engine, request_ids: Sequence[str]) -> None:
+        engine.abort(request_ids)
+        for request_id in request_ids:
+            self._repeated.pop(request_id, None)
 
     async def progress(
         self, since: Mapping[str, int], timeout_s: float, stop: bool = False
@@ -116,9 +131,10 @@ class EngineThread:
         """
 
         def execute(engine: Engine) -> list[EngineProgress]:
-            found = engine.progress(since)
+            # What begins again at a swap is not to be kept by anyone.
+            found = engine.progress(since) if engine.abilities.outlives_swaps else []
             if stop:
-                engine.abort(list(since))
+                self._abort(engine, list(since))
             return found
 
         try:
@@ -139,10 +155,13 @@ class EngineThread:
 
         def execute(engine: Engine) -> tuple[int | None, str | None, str]:
             self.loading, problem = True, ""
+            engine.abort(list(self._repeated))
             try:
                 engine.load_weights(version, tensors, weights_digest)
             except IntegrityError as error:
                 problem = str(error)
+            if engine.version is not None:
+                engine.add(list(self._repeated.values()))
             self.loading = False
             self._look(engine)
             return engine.version, engine.weights_digest, problem
@@ -216,6 +235,8 @@ class EngineThread:
         outputs = engine.step()
         self.busy_s += self._watchdog.finish()
         self.drafts = engine.drafts  # a broken drafter switches itself off in the middle of a run
+        for output in outputs:
+            self._repeated.pop(output.request_id, None)
         if outputs:
             self._call_soon(lambda: self._deliver(outputs))
 

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from antiphon.api.engine import EngineOutput, EngineProgress, EngineRequest
+from antiphon.api.engine import EngineAbilities, EngineOutput, EngineProgress, EngineRequest
 from antiphon.core.broadcast.probe import probe_problem
 from antiphon.core.errors import ConfigError, ContractError, IntegrityError
 from antiphon.core.records import FinishReason, FloatArray
@@ -31,12 +31,11 @@ from antiphon.core.seeds import derive_seed
 from antiphon.core.spans import spans_of_changes
 from antiphon.cpu.vllm_kernels import attend_by_token, fill_steps, use_cpu_kernels
 from antiphon.cpu.vllm_plugin import register
-from antiphon.models.codec import StopStrings, TextCodec
 from antiphon.models.directory import end_tokens, expected_tensors, most_positions
 from antiphon.models.spared_libraries import spare_unused_libraries
-from antiphon.sampling.rules import check_sampling
 from antiphon.services.rollout.drafting.scheduler import DraftScheduler, Script
 from antiphon.services.rollout.engine.environment import SHARED_NAME, EngineSettings, prepare_environment
+from antiphon.services.rollout.engine.intake import StopTexts, Turn, check_request, check_weights
 from antiphon.services.rollout.engine.sampler_hook import (
     CLASS_PATH,
     HistoryDrafter,
@@ -72,12 +71,8 @@ class _Live:
     """(version, first token sampled under it), in order; the prefix does not count."""
     kept: list[int] = field(default_factory=list)
     """Those of the first tokens before which its cache was kept over the swap."""
-    stops: StopStrings | None = None
+    turn: Turn | None = None
     """What ends it besides its end token."""
-    turn: list[int] = field(default_factory=list)
-    """Where there is such a thing: the tokens of its turn that were looked at."""
-    looked: int = 0
-    """How many of them were sampled here."""
 
 
 LAUNCHER = "external_launcher"
@@ -143,7 +138,7 @@ class VllmEngine:
         self._internal_ids: dict[str, str] = {}
         self._counter = 0
         self._plain_parameters: dict[int, Any] = {}
-        self._stops: dict[tuple[str, ...], StopStrings] = {}
+        self._stop_texts = StopTexts(settings.model_dir)
         # In parts, or in one go: vLLM draws at the end of each part, and on CPU its own sampler cannot
         # take back what that drew from a request's generator.
         self._core.scheduler.scheduler_config.enable_chunked_prefill = settings.sampler == "keyed"
@@ -166,6 +161,10 @@ class VllmEngine:
         """Whether prefixes change nothing, and what decides its bits: `build_engine` sets both."""
 
     @property
+    def abilities(self) -> EngineAbilities:
+        return EngineAbilities(keyed=self.settings.sampler == "keyed", drafts=self.scheduler is not None)
+
+    @property
     def unfinished(self) -> int:
         return len(self._live)
 
@@ -186,14 +185,7 @@ class VllmEngine:
         """
         if version == self.version and weights_digest == self.weights_digest:
             return
-        if not isinstance(tensors, VerifiedWeights):
-            raise ContractError(f"nobody verified the weights handed over as version {version}; verify them")
-        self._check_tensors(tensors)
-        if tensors.digest != weights_digest:
-            raise IntegrityError(
-                f"the weights handed over as version {version} have digest {tensors.digest}, not "
-                f"{weights_digest}; fetch the snapshot again"
-            )
+        tensors = check_weights(version, tensors, weights_digest, self.settings.model_dir, self._expected)
         before = self.version, self.weights_digest
         # From here to the end the engine holds neither the old policy nor the new one.
         self.version = self.weights_digest = None
@@ -283,7 +275,13 @@ class VllmEngine:
         if self.version is None and not self._rehearsing:
             raise ContractError("the engine holds no snapshot yet; load_weights must come before add")
         for request in requests:
-            self._check_request(request)
+            check_request(
+                request,
+                self._internal_ids,
+                self.settings.sampler,
+                self.vocabulary_size,
+                self.settings.max_model_len,
+            )
             self._admit(request, self._vllm_parameters(request))
 
     def step(self) -> list[EngineOutput]:
@@ -300,7 +298,7 @@ class VllmEngine:
         finished = []
         for done in outputs[0].outputs:
             live = self._live[done.request_id]
-            count = None if live.stops is None else _stopped(live, live.stops)
+            count = None if live.turn is None else live.turn.end(live.request.output_token_ids)
             if count is not None and done.finish_reason is None:
                 self._core.abort_requests([done.request_id])
             if count is not None or done.finish_reason is not None:
@@ -503,46 +501,6 @@ class VllmEngine:
                 found[width, product(row).shape[-1]] = width, product
         return list(found.values())
 
-    def _check_tensors(self, tensors: Mapping[str, Any]) -> None:
-        missing = [name for name in self._expected if name not in tensors]
-        unknown = [name for name in tensors if name not in self._expected and name != "lm_head.weight"]
-        if missing or unknown:
-            raise IntegrityError(
-                f"the snapshot does not fit {self.settings.model_dir}: {len(missing)} tensors missing "
-                f"{missing[:3]}, {len(unknown)} unknown {unknown[:3]}; publish the model it was made from"
-            )
-        for name, shape in self._expected.items():
-            if tuple(tensors[name].shape) != shape:
-                raise IntegrityError(
-                    f"tensor {name} has shape {tuple(tensors[name].shape)}, but {self.settings.model_dir} "
-                    f"has {shape}; publish the model it was made from"
-                )
-
-    def _check_request(self, request: EngineRequest) -> None:
-        if request.request_id in self._internal_ids:
-            raise ContractError(f"request {request.request_id} is already in flight; ids must be unique")
-        check_sampling(request.sampling, self.settings.sampler)
-        prompt = (*request.prompt_token_ids, *request.prefix_token_ids)
-        if not request.prompt_token_ids or min(prompt) < 0 or max(prompt) >= self.vocabulary_size:
-            raise ContractError(
-                f"the prompt of request {request.request_id} must hold token ids in "
-                f"[0, {self.vocabulary_size}), at least one; check the tokenizer"
-            )
-        if len(request.prefix_token_ids) >= request.sampling.max_tokens:
-            raise ContractError(
-                f"the prefix of request {request.request_id} has {len(request.prefix_token_ids)} tokens, but "
-                f"sampling.max_tokens={request.sampling.max_tokens} leaves none to sample"
-            )
-        if not 0 <= request.seed < 1 << 64:
-            raise ContractError(f"seed {request.seed} of request {request.request_id} is not unsigned 64-bit")
-        longest = len(request.prompt_token_ids) + request.sampling.max_tokens
-        if longest > self.settings.max_model_len:
-            raise ConfigError(
-                f"a prompt of {len(request.prompt_token_ids)} tokens and "
-                f"sampling.max_tokens={request.sampling.max_tokens} exceed "
-                f"rollout.max_model_tokens={self.settings.max_model_len}; raise the latter"
-            )
-
     def _vllm_parameters(self, request: EngineRequest) -> Any:
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
@@ -604,10 +562,7 @@ class VllmEngine:
             prefix=request.prefix_token_ids,
             spans=[(self.version or 0, 0)],
         )
-        if strings := request.sampling.stop:
-            if strings not in self._stops:
-                self._stops[strings] = StopStrings(TextCodec.load(str(self.settings.model_dir)), strings)
-            live.stops, live.turn = self._stops[strings], list(request.prefix_token_ids[request.turn_begin :])
+        live.turn = self._stop_texts.turn_of(request)
         return internal_id
 
     def _finish(self, internal_id: str, reason: str, count: int | None) -> EngineOutput:
@@ -644,15 +599,6 @@ class VllmEngine:
                 f"request {live.external_id}; the snapshot is damaged or training diverged"
             )
         return logprobs
-
-
-def _stopped(live: _Live, stops: StopStrings) -> int | None:
-    """Return how many tokens a request has sampled when a text that ends its turn is complete, if one is."""
-    tokens, known = live.request.output_token_ids, len(live.turn)
-    live.turn += tokens[live.looked :]
-    live.looked = len(tokens)
-    end = stops.end(live.turn, known)
-    return None if end is None else live.looked - (len(live.turn) - end)
 
 
 def device_arguments(settings: EngineSettings) -> dict[str, Any]:

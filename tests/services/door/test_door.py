@@ -21,6 +21,7 @@ from antiphon.net.security.guard import Guard
 from antiphon.net.security.keys import signing_key
 from antiphon.protos import tinker_pb2 as pb
 from antiphon.services.door import door as door_module
+from antiphon.services.door import futures as futures_module
 from antiphon.services.door.wire import sdk_warning
 from antiphon.system.clock import wall_clock
 from tests.support.client_runs import ROOM, VOCABULARY, MemoryRuns
@@ -33,6 +34,7 @@ Talk = Callable[[TinkerClient], Coroutine[Any, Any, Any]]
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(door_module, "TICK_S", 0.02)
     monkeypatch.setattr(door_module, "RETRY_S", 0.02)
+    monkeypatch.setattr(futures_module, "RETRY_S", 0.02)
 
 
 def talk(home: Path, *talks: Talk, runs: MemoryRuns | None = None, **door: Any) -> MemoryRuns:
@@ -101,14 +103,18 @@ def test_a_call_that_cannot_be_adds_nothing_and_the_next_one_goes_on(tmp_path: P
     image = datum(weights=[1, 1, 1])
     image.model_input[0].image.format = "png"
     short = datum(weights=[1, 1])
+    flat = datum(weights=[1, 1, 1])
+    flat.loss_fn_inputs["weights"].shape[0] = 7
     bad = {
-        "one value for each": [short],
-        "no number": [datum(weights=[1, float("nan"), 1])],
-        "token 100, but the vocabulary has 100": [datum(tokens=[1, VOCABULARY, 3], weights=[1, 1, 1])],
-        "target_tokens has 100 at 1": [datum(targets=[1, VOCABULARY, 1], weights=[0, 1, 0])],
-        "only text": [image],
-        "64 fit": [datum(tokens=[1] * 65, targets=[1] * 65)],
+        "3 tokens, but weights of shape (2,)": [short],
+        "weights of datum 1 is nan": [datum(weights=[1, 1, 1]), datum(weights=[1, float("nan"), 1])],
+        "token 100 at position 1": [datum(tokens=[1, VOCABULARY, 3], weights=[1, 1, 1])],
+        "target 100 at position 1": [datum(targets=[1, VOCABULARY, 1], weights=[0, 1, 0])],
+        "no encoded_text": [image],
+        "65 tokens; give 1 to 64": [datum(tokens=[1] * 65, targets=[1] * 65, weights=[1] * 65)],
         "no target_tokens": [pb.Datum(model_input=datum().model_input)],
+        "input 'reward'": [datum(weights=[1, 1, 1], reward=[1, 1, 1])],
+        "weights cannot be read": [flat],
     }
 
     async def client(client: TinkerClient) -> None:
@@ -117,7 +123,7 @@ def test_a_call_that_cannot_be_adds_nothing_and_the_next_one_goes_on(tmp_path: P
             assert words in await client.refused("forward_backward", training(model, number, *data))
         number = len(bad) + 1
         said = await client.refused("forward_backward", training(model, number, loss="grpo"))
-        assert "'grpo' is not served here; use one of cross_entropy" in said
+        assert "no loss 'grpo'; give one of cross_entropy" in said
         said = await client.refused("forward_backward", training(model, number + 1, loss="stable_reinforce"))
         assert "loss_fn=importance_sampling" in said
         said = await client.refused("optim_step", step(model, number + 2, beta1=1.5))
@@ -259,7 +265,7 @@ def test_one_home_has_one_door(tmp_path: Path) -> None:
 
 
 def test_a_poll_is_held_and_then_asks_to_try_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door_module, "HOLD_S", 0.3)
+    monkeypatch.setattr(futures_module, "HOLD_S", 0.3)
 
     async def client(client: TinkerClient) -> None:
         model = await client.model(await client.session())
@@ -399,10 +405,8 @@ def test_a_snapshot_is_pinned_and_an_inflight_session_follows(tmp_path: Path) ->
         await client.done("optim_step", step(model, 4))
         for sampler in (pinned, following):
             await client.done("asample", sampling(sampler, 0))
-        assert (await client.ask("GET", f"samplers/{pinned}"))[1] == {
-            "sampler_id": pinned,
-            "base_model": BASE,
-        }
+        _, said = await client.ask("GET", f"samplers/{pinned}")
+        assert (said["sampler_id"], said["base_model"]) == (pinned, BASE)
 
     (run,) = talk(tmp_path, client, max_staleness=2).all.values()
     assert [(one.version, one.max_staleness) for one in run.requests.values()] == [(0, 2), (None, 2)]

@@ -169,6 +169,11 @@ def test_what_is_saved_is_loaded_by_another_run_and_stays_stored(model: Path, tm
         learner = await other.learner()
         order = LoadOrder(SavedWeights("one", "weights", "a"), True, first)
         assert await other.step(learner, [], order) == first
+        await learner.close()
+        again = await bench.learner()
+        await again.drop_saved("weights", "a")  # a checkpoint has what was loaded
+        await again.close()
+        learner = await other.learner()
         assert await other.step(learner, [call]) == second
         lost = LoadOrder(SavedWeights("one", "weights", "base"), True, first)
         with pytest.raises(IntegrityError, match=f"tinker://one/weights/base are {str(base)[:12]}"):

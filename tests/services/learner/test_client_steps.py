@@ -167,11 +167,12 @@ def test_every_loss_trains_and_answers_with_the_policys_logprobs(trainers: Train
     assert len(seen) == len(LOSSES)
 
 
-def test_the_gradient_is_that_of_the_sum_over_positions(model: Path, trainers: Trainers) -> None:
+@pytest.mark.parametrize("stage", range(4))
+def test_the_gradient_is_that_of_the_sum_over_positions(model: Path, trainers: Trainers, stage: int) -> None:
     """Against transformers' own forward pass and torch's own AdamW."""
     call = make_call(5, 12)
     adam = AdamParameters(1e-2, 0.8, 0.9, 1e-8, 0.1, 0.5)
-    trainer = trainers()
+    trainer = trainers(learner__zero_stage=stage)
     parts = chunks(call, 3)
     held = give(trainer, parts)
     made = step(trainer, parts, adam)
