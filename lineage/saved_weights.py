@@ -13,6 +13,8 @@ from antiphon.system.files import write_atomically
 
 SCHEME = "tinker://"
 INDEX = "saved/index.json"
+MODEL = "client.json"
+"""In the folder of a run that a client drives: what it asked for when it created its model."""
 _PATH = re.compile(
     r"tinker://([A-Za-z0-9][A-Za-z0-9._-]{0,127})/(weights|sampler_weights)/([A-Za-z0-9._-]{1,128})"
 )

@@ -38,7 +38,7 @@ from antiphon.core.errors import ConfigError, ContractError
 from antiphon.core.records import SnapshotManifest, Trajectory
 from antiphon.core.status import LearnerProgress
 from antiphon.lineage.client_steps import decode_result, encode_call, encode_step
-from antiphon.lineage.saved_weights import find_saved, note_saved, saved_of
+from antiphon.lineage.saved_weights import MODEL, find_saved, note_saved, saved_of
 from antiphon.lineage.starts import FILE as STARTS
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.models.codec import resolve_model_path
@@ -54,8 +54,6 @@ CALLS = "calls"
 """Folder of a run with the files of the calls since its newest step, and what came of them."""
 _ORDER = "order.json"
 """In it: the digests of these calls, by place, and the step that they are for."""
-_MODEL = "client.json"
-"""What a client asked for when it created the model."""
 POLL_S = 10.0
 """Longest single long poll."""
 MODULES = {
@@ -262,14 +260,14 @@ class HomeClientRuns(ClientRuns):
             config = await asyncio.to_thread(config_of, self._config, order)
             place = directory.RunPlace(run_id, folder, resumed=False)
             await asyncio.to_thread(directory.create, place, config)
-            write_atomically(folder / _MODEL, _order.dump_json(order))
-        elif (folder / _MODEL).exists() and order_of(folder) != order:
+            write_atomically(folder / MODEL, _order.dump_json(order))
+        elif (folder / MODEL).exists() and order_of(folder) != order:
             raise ContractError(f"model {run_id} was created with other settings; give it another name")
         return await self.open(run_id)
 
     async def open(self, run_id: str) -> ClientRun:
         folder = self._home / "runs" / run_id
-        if not (folder / _MODEL).exists():
+        if not (folder / MODEL).exists():
             raise ContractError(f"there is no model {run_id} here; create it first")
         place = self._places.get(run_id)
         if place is None:
@@ -299,7 +297,7 @@ class HomeClientRuns(ClientRuns):
 
     def runs(self) -> Sequence[str]:
         # Whoever asks wants all of the home, whichever configuration made them.
-        return [path.name for path in directory.list_runs(self._home) if (path / _MODEL).exists()]
+        return [path.name for path in directory.list_runs(self._home) if (path / MODEL).exists()]
 
     def saved(self, run_id: str | None = None) -> Sequence[SavedVersion]:
         runs = self.runs() if run_id is None else [run_id]
@@ -410,10 +408,10 @@ def info_of(config: RunConfig, run_id: str, order: ModelOrder) -> ModelInfo:
         vocabulary_size=int(said["vocab_size"]),
         max_tokens=config.rollout.max_model_tokens,
         architecture=str(said.get("model_type", "")),
-        tokenizer=str(folder),
+        tokenizer=str(folder.absolute()),
     )
 
 
 def order_of(folder: Path) -> ModelOrder:
     """Return what the client asked for that created the run of a folder."""
-    return _order.validate_json((folder / _MODEL).read_bytes())
+    return _order.validate_json((folder / MODEL).read_bytes())

@@ -24,6 +24,7 @@ from antiphon.lineage.layout import (
 )
 from antiphon.lineage.names import CHECKPOINTS, MODEL_FOLDER, OUTCOME_FILE, RUN, RUN_FOLDER, VERSIONS
 from antiphon.lineage.run_events import EVENTS_FILE, read_events
+from antiphon.lineage.saved_weights import MODEL
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.runs.directory import is_finished, list_runs, no_such_run, store_directory
 from antiphon.services.coordinator.journal.journal import JOURNAL_NAME
@@ -95,12 +96,17 @@ def find_artifacts(home: Path, run: str | None, copy: Path | None) -> tuple[Repl
 
 
 def _newest_finished(home: Path) -> str:
-    finished = [directory.name for directory in list_runs(home) if is_finished(directory)]
+    finished = [directory.name for directory in list_runs(home) if _over(directory)]
     pulled = sorted(pulled_runs(home))
     if not finished and len(pulled) != 1:
         there = f"; pulled are {', '.join(pulled)}" if pulled else ""
         raise ConfigError(f"no run under {home / 'runs'} is finished{there}; name one, or finish it first")
     return finished[-1] if finished else pulled[0]
+
+
+def _over(directory: Path) -> bool:
+    """Return whether a run is finished, or has no end: one that a client drives."""
+    return is_finished(directory) or (directory / MODEL).exists()
 
 
 def ledger_folders(home: Path) -> list[Path]:
