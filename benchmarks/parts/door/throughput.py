@@ -101,7 +101,7 @@ def _alone(prompts: Path, rounds: int) -> list[float]:
     from antiphon.core.config import load_config
     from antiphon.services.rollout.engine.environment import child_environment
 
-    threads = load_config(CONFIG, SIZES).rollout.threads
+    threads = load_config(CONFIG, list(SIZES)).rollout.threads
     command = [
         sys.executable,
         "-P",
