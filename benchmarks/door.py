@@ -20,6 +20,7 @@ minute (`polls_per_future`).
     .venv/bin/python benchmarks/door.py --only recipes kills
 """
 
+import argparse
 import os
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from antiphon.benchmarks.parts.door.exactness import chunks, kills, resumed, unb
 from antiphon.benchmarks.parts.door.losses import loss_error_worst
 from antiphon.benchmarks.parts.door.recipes import Recipes, compare, own_loop
 from antiphon.benchmarks.parts.door.throughput import slow_future, throughput
+from antiphon.benchmarks.parts.own_environment import MissingToolError
 from antiphon.benchmarks.parts.results import benchmark_parser, execute, finish
 
 PARTS = ("recipes", "losses", "chunks", "resume", "kills", "throughput")
@@ -54,6 +56,21 @@ def main() -> int:
     result: dict[str, Any] = {}
     if "losses" in given.only:
         result["loss_error_worst"] = loss_error_worst()
+    missing = []
+    try:
+        result |= with_clients(given)
+    except MissingToolError as reason:
+        missing = [f"nothing was measured with clients: {reason}"]
+    return finish(result, record=given.record, violated=broken(result), at_size=[*missing, *short(result)])
+
+
+def with_clients(given: argparse.Namespace) -> dict[str, Any]:
+    """Measure the parts in which programs of clients run.
+
+    Raises:
+        MissingToolError: when their environments cannot be made.
+    """
+    result: dict[str, Any] = {}
     if "chunks" in given.only:
         result |= chunks()
     if "resume" in given.only:
@@ -73,7 +90,7 @@ def main() -> int:
         result |= recipes.figures()
         if recipes.curves:
             result |= compare(recipes.curves, own_loop(model, given.steps, given.prompts))
-    return finish(result, record=given.record, violated=broken(result), at_size=short(result))
+    return result
 
 
 def broken(result: dict[str, Any]) -> list[str]:

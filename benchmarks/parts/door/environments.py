@@ -10,6 +10,7 @@ import venv
 from pathlib import Path
 
 from antiphon.benchmarks.parts.measure import PROJECT
+from antiphon.benchmarks.parts.own_environment import MissingToolError
 
 EXAMPLES = PROJECT / "examples" / "door"
 COOKBOOKS = ("0.6.1", "0.5.8")
@@ -22,7 +23,7 @@ def client_python(cookbook: str) -> Path:
     """Return the interpreter of an environment with this version of the cookbook, made if need be.
 
     Raises:
-        SystemExit: when it cannot be made, with what pip said.
+        MissingToolError: when it cannot be made, with what pip said.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "antiphon"
     folder, wanted = cache / f"cookbook-{cookbook}", EXAMPLES / f"cookbook-{cookbook}.txt"
@@ -43,4 +44,6 @@ def client_python(cookbook: str) -> Path:
         if done.returncode == 0:
             complete.write_text(wanted.read_text())
             return python
-    raise SystemExit(f"the environment of cookbook {cookbook} cannot be made: {done.stderr.strip()[-600:]}")
+    raise MissingToolError(
+        f"the environment of cookbook {cookbook} cannot be made: {done.stderr.strip()[-600:]}"
+    )

@@ -176,28 +176,31 @@ def run_client(
         url: of what stands between, if anything.
 
     Raises:
-        SystemExit: when it failed, with its last words and those of the door.
+        SystemExit: when it failed or took too long, or the door went for good; with the last words of both.
     """
     environment = {**os.environ, **door.environment(), "PYTHONPATH": ""}
     if url:
         environment["TINKER_BASE_URL"] = url
-    done = subprocess.run(
-        [str(python), str(script), *words],
-        cwd=door.home,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=CLIENT_S,
-        check=False,
-    )
-    (door.home / f"{script.stem}.out").write_text(done.stdout + done.stderr)
-    if done.returncode:
-        said = f"{done.stdout[-1500:]}{done.stderr[-3000:]}"
+    output, errors = (door.home / f"{script.stem}.{name}" for name in ("out", "err"))
+    with output.open("wb") as out, errors.open("wb") as err:
+        client = subprocess.Popen(
+            [str(python), str(script), *words], cwd=door.home, env=environment, stdout=out, stderr=err
+        )
+    deadline = away_s = time.monotonic() + CLIENT_S
+    while client.poll() is None and time.monotonic() < min(deadline, away_s):
+        time.sleep(0.1)
+        if door.process is not None and door.process.poll() is None:
+            away_s = time.monotonic() + READY_S  # a client waits for a door that went, for ever if need be
+    status = client.poll()
+    if status is None:
+        client.kill()
+        client.wait(STOP_S)
+    if status != 0:
         raise SystemExit(
-            f"{script.name} ended with {done.returncode}\n{said}\nthe door:\n{tail(door.log, 30)}"
+            f"{script.name} ended with {status}\n{tail(output)}\n{tail(errors, 40)}\nthe door:\n{tail(door.log, 30)}"
         )
     found = []
-    for line in done.stdout.splitlines():
+    for line in output.read_text().splitlines():
         if line.startswith("{"):
             found.append(json.loads(line))
     return found

@@ -43,8 +43,9 @@ def throughput(calls: int, rounds: int) -> dict[str, Any]:
     with served(*SIZES) as door:
         prompts = write_prompts(door.home / "prompts.jsonl", calls)
         words = [str(prompts), "--rounds", str(rounds + 1), "--max-tokens", str(MOST_TOKENS)]
+        before = door.stats()
         said = run_client(python, CLIENT, words, door)
-        stats = door.stats()
+        after = door.stats()
         door.stop()
         alone = _alone(prompts, rounds + 1)
     through = [row["tokens"] / row["seconds"] for row in said[1:]]
@@ -53,8 +54,8 @@ def throughput(calls: int, rounds: int) -> dict[str, Any]:
         "gateway_share": round(median(through) / median(alone), 4),
         "door_tokens_per_s": round(median(through), 1),
         "engine_tokens_per_s": round(median(alone), 1),
-        "cpu_ms_per_call": round(1000.0 * stats.cpu_s / stats.calls, 3),
-        "calls": stats.calls,
+        "cpu_ms_per_call": round(1000.0 * (after.cpu_s - before.cpu_s) / (after.calls - before.calls), 3),
+        "calls": after.calls - before.calls,
     }
 
 
@@ -100,7 +101,7 @@ def _alone(prompts: Path, rounds: int) -> list[float]:
     from antiphon.core.config import load_config
     from antiphon.services.rollout.engine.environment import child_environment
 
-    threads = load_config(CONFIG, SIZES).rollout.threads
+    threads = load_config(CONFIG, list(SIZES)).rollout.threads
     command = [
         sys.executable,
         "-P",
