@@ -80,6 +80,15 @@ def test_texts_that_end_turns_need_an_engine_that_sees_them() -> None:
             {"rollout": {"logprobs": "learner"}, "loop": {"max_staleness": 0}},
             "trust.audits=remote compares log-probabilities",
         ),
+        (
+            {
+                "rollout": {"logprobs": "learner"},
+                "loop": {"max_staleness": 0},
+                "trust": {"audits": "off"},
+                "reference": {"model": "m", "kl": 0.1, "kl_place": "reward"},
+            },
+            "so that reference.kl has none to compare",
+        ),
     ],
 )
 def test_configurations_that_cannot_work_are_refused(
