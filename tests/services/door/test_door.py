@@ -471,6 +471,9 @@ def test_spans_are_joined_to_what_was_recorded(tmp_path: Path) -> None:
         span.sequence_id = "elsewhere/0"
         said = await client.refused("forward_backward", training(model, 6, one, loss="stable_reinforce"))
         assert "was not sampled from this model" in said
+        span.length = 0
+        said = await client.refused("forward_backward", training(model, 7, one, loss="stable_reinforce"))
+        assert "position 2 has an advantage, but no span" in said
 
     (run,) = talk(tmp_path, client, stable_reinforce="ours").all.values()
     ((_, _, inputs),) = run.history[1][0][0][2]
