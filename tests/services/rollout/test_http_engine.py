@@ -115,9 +115,10 @@ def test_a_server_that_is_killed_or_stands_still_ends_the_worker(
     tmp_path: Path, versions: tuple[Version, ...]
 ) -> None:
     with serving(MODEL, tmp_path / "log") as url:
-        engine = HttpEngine(replace(SETTINGS, url=url, silent_s=2.0))
+        engine = HttpEngine(replace(SETTINGS, url=url))
         subject = Subject(engine, MODEL, versions)
         subject.load(0)
+        engine.settings = replace(engine.settings, silent_s=2.0)
         (process,) = [one for one in psutil.Process().children() if url.rpartition(":")[2] in one.cmdline()]
         family = [process, *process.children(recursive=True)]
         subject.engine.add(requests_of("still"))
