@@ -50,4 +50,4 @@ def door(config: Path, *overrides: str, port: int | None = None) -> int:
             finally:
                 await runs.close_all()
 
-    return run_service(serve)
+    return run_service(serve, tied=False)

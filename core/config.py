@@ -251,6 +251,11 @@ class RunConfig(Section):
                     f"trust.audits={self.trust.audits} compares log-probabilities that rollout.logprobs="
                     "learner says are not given; set trust.audits=off, and take workers that you know"
                 )
+            if self.reference.of_rewards:
+                raise ValueError(
+                    "rollout.logprobs=learner computes log-probabilities after rewards are counted, so "
+                    "that reference.kl has none to compare; use reference.kl_place=loss"
+                )
         if rollout.engine == "vllm":
             if url or rollout.engine_folder is not None:
                 name = "engine_url" if url else "engine_folder"

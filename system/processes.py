@@ -388,16 +388,18 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
-def run_service(start: Callable[[StopRequest], Coroutine[Any, Any, None]]) -> int:
+def run_service(start: Callable[[StopRequest], Coroutine[Any, Any, None]], tied: bool = True) -> int:
     """Run a service until it ends by itself or SIGTERM, SIGHUP or SIGINT asks it to.
 
     Args:
         start: begins the service; one that does not use the `StopRequest` is cancelled instead.
+        tied: whether it ends with the process that started it; a shell's may go on.
 
     Returns:
         The exit code: 0 when it ended by itself, on SIGTERM or SIGHUP, 130 on SIGINT.
     """
-    tie_to_parent()
+    if tied:
+        tie_to_parent()
     configure_logs()
     keep_temporary_files()
     with asyncio.Runner(loop_factory=new_event_loop) as runner:

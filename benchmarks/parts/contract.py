@@ -32,6 +32,7 @@ MOST_NATS = 1e-3
 """Largest difference of a log-probability in float32, from another library's."""
 REQUESTS, PROMPT, TOKENS = 12, 8, 64
 MOST_STEPS = 20_000
+GREEDY = SamplingParameters(0.0, max_tokens=TOKENS)
 SAMPLINGS = (SamplingParameters(max_tokens=TOKENS), SamplingParameters(0.7, 16, 0.95, TOKENS))
 
 
@@ -156,7 +157,7 @@ def keeps_requests(subject: Subject) -> str:
 def keeps_ids(subject: Subject) -> str:
     """Tokens come back as they went in: a greedy completion goes on from its own half as it did."""
     subject.next_version()
-    greedy = [replace(one, sampling=replace(one.sampling, temperature=0.0)) for one in requests_of("greedy")]
+    greedy = requests_of("greedy", GREEDY)
     whole = subject.run(greedy)
     halves = [one.token_ids[: len(one.token_ids) // 2] for one in whole]
     begun = [
@@ -302,7 +303,7 @@ def stops_at_texts(subject: Subject) -> str:
     """A completion ends with the token that completes a text of `sampling.stop`, and is not longer."""
     subject.next_version()
     decode = TextCodec.load(str(subject.folder)).tokenizer.decode
-    requests = requests_of("stopped")
+    requests = requests_of("stopped", GREEDY)  # so that the same comes again without seeds
     tried = 0
     for request, whole in zip(requests, subject.run(requests), strict=True):
         middle = len(whole.token_ids) // 2

@@ -273,6 +273,9 @@ class RunView:
         pairs = enumerate(zip(self._lengths.pop(data["group_id"], ()), data["rewards"], strict=False))
         self.by_length.compare([pair for sample, pair in pairs if sample not in failed])
 
+    def _on_samples_finished(self, at: float, data: Mapping[str, Any]) -> None:
+        self._submitted.pop(data["group_id"], None)  # no reward comes
+
     def _on_group_dropped(self, at: float, data: Mapping[str, Any]) -> None:
         drafted = self._drafted.pop(data["group_id"], None)
         if drafted is not None and data["reason"] == "filtered":

@@ -124,7 +124,8 @@ class DoorServer:
         """Return what answers a call with a future; one that cannot be has a future too, which says why."""
 
         async def handle(request: web.Request) -> web.Response:
-            body, more = await _body(request), {}
+            body = await _body(request)
+            more: dict[str, Any] = {}
             try:
                 future = await take(request, body)
             except (Unknown, Gone, Busy):

@@ -12,7 +12,7 @@ from antiphon.core.errors import ContractError, IntegrityError
 from antiphon.lineage.client_steps import decode_call, encode_result
 from antiphon.services.learner.saved import SavedFolder, SavedNote
 from antiphon.services.learner.snapshot_model import SnapshotModel
-from antiphon.services.learner.training import ClientTraining
+from antiphon.services.learner.step import Trainer
 from antiphon.system.files import write_atomically
 
 CALLS = "calls"
@@ -21,9 +21,7 @@ CALLS = "calls"
 class ClientCalls:
     """The calls of one run; the methods that name the trainer run on its thread."""
 
-    def __init__(
-        self, run_dir: Path, trainer: ClientTraining, saved: SavedFolder, model: SnapshotModel
-    ) -> None:
+    def __init__(self, run_dir: Path, trainer: Trainer, saved: SavedFolder, model: SnapshotModel) -> None:
         """Prepare; `model` scores tokens, `saved` has what the client keeps."""
         self._folder, self._trainer, self._saved = run_dir / CALLS, trainer, saved
         self.model = model

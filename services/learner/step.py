@@ -117,13 +117,21 @@ class Trainer(Training):
             self._engine = None
 
     def held_calls(self) -> Sequence[str]:
+        """Return the digests of the calls of a client whose gradients are summed, in order."""
         return self._accumulation().digests
 
     def call(self, call: TrainingCall, digest: str) -> CallResult:
+        """Add the gradients of a client's call, unless it is `forward_only`, and return its result.
+
+        Raises:
+            ContractError: when it cannot be trained on; nothing was added then.
+            IntegrityError: when its loss is no number; then no call is held any more.
+        """
         calls = self._accumulation()
         return calls.forward(call) if call.forward_only else calls.add(call, digest)
 
     def save_to(self, checkpoints: CheckpointStore) -> int:
+        """Save as `save`, elsewhere."""
         own, self._checkpoints = self._checkpoints, checkpoints
         try:
             return self.save()

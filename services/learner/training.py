@@ -6,11 +6,10 @@ simulation. Nothing in this module imports torch.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from antiphon.core.client_records import CallResult, TrainingCall
 from antiphon.core.errors import BlockedError
 from antiphon.core.records import SnapshotManifest
 from antiphon.core.trust.audit import SampleStatistics
@@ -69,29 +68,6 @@ class Training(Protocol):
 
     def stop(self) -> None:
         """Drop the engine."""
-
-
-class ClientTraining(Training, Protocol):
-    """What a run that a client drives needs besides; every method runs on the training thread."""
-
-    def held_calls(self) -> Sequence[str]:
-        """Return the digests of the calls whose gradients are summed since the version held, in order.
-
-        Raises:
-            ContractError: when the run is not driven by a client.
-        """
-
-    def call(self, call: TrainingCall, digest: str) -> CallResult:
-        """Add the gradients of a call, unless it is `forward_only`, and return its result.
-
-        Raises:
-            ContractError: when it cannot be trained on; nothing was added then.
-            IntegrityError: when its loss is no number; then no call is held any more, and the earlier ones
-                are to be given again.
-        """
-
-    def save_to(self, checkpoints: Any) -> int:
-        """Write a checkpoint of the version held into a `CheckpointStore`; as `save`."""
 
 
 class Publishing(Protocol):

@@ -14,7 +14,14 @@ from typing import Any, cast
 
 import numpy as np
 
-from antiphon.api.engine import ALL_ABILITIES, Engine, EngineAbilities, EngineOutput, EngineProgress, EngineRequest
+from antiphon.api.engine import (
+    ALL_ABILITIES,
+    Engine,
+    EngineAbilities,
+    EngineOutput,
+    EngineProgress,
+    EngineRequest,
+)
 from antiphon.api.manifest import check_manifest, full_payload
 from antiphon.api.snapshots import Broadcast, Place
 from antiphon.core.checks import TokenRules

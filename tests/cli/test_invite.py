@@ -8,9 +8,12 @@ from antiphon.cli.app import execute
 from antiphon.cli.invite import _scopes
 from antiphon.cli.worker import name_in
 from antiphon.core.errors import ConfigError
-from antiphon.core.trust.access_tokens import Scope
+from antiphon.core.trust.access_tokens import ANY_RUN, Scope
+from antiphon.lineage.door_keys import BARRED, PREFIX
+from antiphon.net.security.access_tokens import load_claims
 from antiphon.net.security.certificates import hosts_of
-from antiphon.net.security.credentials import load_credentials
+from antiphon.net.security.credentials import KEYS, load_credentials
+from antiphon.net.security.keys import TOKEN_KEY, load_public
 
 
 def test_scopes_without_leases_are_refused() -> None:
@@ -89,3 +92,22 @@ def test_a_pool_has_a_bundle_for_each_ordinal_and_more_can_be_added(
     for words in (["--pool", "spot"], ["--count", "2"], ["--pool", "spot", "--count", "2000"]):
         assert execute(["invite", *words]) == 2
         assert "--count" in capsys.readouterr().err
+
+
+def test_keys_of_the_front_door_are_printed_and_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ANTIPHON_HOME", str(tmp_path))
+    door = ["--scopes", "door"]
+    assert execute(["invite", "ada", "bob", *door, "--hours", "2"]) == 0
+    _, ada, said, bob = capsys.readouterr().out.splitlines()
+    public = load_public(tmp_path / KEYS, TOKEN_KEY)
+    claims = load_claims(bob.removeprefix(PREFIX), public)
+    assert ada.startswith(PREFIX) and claims.token_id in said
+    assert (claims.worker_name, claims.run_id, claims.scopes) == ("bob", ANY_RUN, (Scope.DOOR,))
+    assert execute(["invite", "bob", claims.token_id, *door, "--revoke"]) == 0
+    assert (tmp_path / BARRED).read_text().split() == ["bob", claims.token_id]
+    assert execute(["invite", "bob", *door, "--pardon"]) == 0
+    assert (tmp_path / BARRED).read_text().split() == [claims.token_id]
+    for words in ([], ["a b"], ["ada", "--hours", "0"]):
+        assert execute(["invite", *words, *door]) == 2

@@ -5,10 +5,14 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 from antiphon.core.client_records import SampleRequest
+from antiphon.core.errors import ContractError
 from antiphon.core.loop import events as e
 from antiphon.core.loop.group_state import CLIENT_GROUP
 from antiphon.core.records import SamplingParameters
+from antiphon.net.wire import CALLS
+from antiphon.protos import coordinator_pb2
 from tests.support.client_model import END_TOKEN, ClientModel, asking, client_config, token_at
+from tests.support.fuzzing import messages
 
 ACTS = (
     "ask",
@@ -111,3 +115,40 @@ def test_a_version_that_is_lost_refuses_its_requests_and_holds_up_no_other(seed:
     refused = {group_id for group_id, refusal in ended.items() if refusal}
     assert refused == {f"{CLIENT_GROUP}r{index}" for index, version in enumerate(versions) if version == 1}
     assert all("version 1 are kept no longer" in ended[group_id] for group_id in refused)
+
+
+REQUESTS = messages(
+    coordinator_pb2.SampleRequest.DESCRIPTOR,
+    {
+        "request_id": ["a", "b", "c"],
+        "prompt_token_ids": [0, 7, 49],
+        "version": [0, 1],
+        "max_staleness": [0, 1],
+        "temperature": [1.0],
+        "top_k": [0],
+        "top_p": [1.0],
+        "max_tokens": [1, 8],
+        "stop_token_ids": [3],
+    },
+)
+
+
+@settings(max_examples=60)
+@given(st.lists(REQUESTS, max_size=30))
+def test_whatever_is_asked_for_is_refused_in_words_or_sampled(
+    asked: list[coordinator_pb2.SampleRequest],
+) -> None:
+    model = ClientModel(client_config())
+    model.make_version()
+    model.make_version()
+    accepted = set()
+    for message in asked:
+        try:
+            (request,) = CALLS["request_samples"].read_request(message)
+            model.ask(request)
+        except ContractError as error:
+            assert str(error)
+        else:
+            accepted.add(CLIENT_GROUP + request.request_id)
+    model.work_off()
+    assert model.loop.run.sampled.keys() == accepted

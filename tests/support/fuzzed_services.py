@@ -18,6 +18,7 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from antiphon.benchmarks.dishonest_workers import Prompts, house_config, sound_submission
 from antiphon.benchmarks.parts.kills.standins import open_light_learner
+from antiphon.core.client_records import SampleRequest
 from antiphon.core.coordinator import consequences
 from antiphon.core.dissemination.reports import DeliveryRecord, NetworkReport
 from antiphon.core.errors import AntiphonError, UnavailableError
@@ -30,6 +31,7 @@ from antiphon.core.records import (
     LeaseProgress,
     PartialTrajectory,
     SampleReward,
+    SamplingParameters,
     SnapshotManifest,
     StepCommit,
     VersionSpan,
@@ -421,6 +423,9 @@ def _arguments(call: Any) -> list[Any]:
         "samples": (),
         "answers": (),
         "orders": (),
+        "trajectories": 0,
+        "tokens": 0,
+        "request": SampleRequest("nobody", (1,), (1,), SamplingParameters(), None),
         "commit": StepCommit(0, 1, "0" * 64, "0" * 64, {}),
         "manifest": SnapshotManifest(RUN_ID, 10**6, "0" * 64, (), 0, (), ""),
     }

@@ -266,9 +266,9 @@ def _value(field: Any, known: Mapping[str, Sequence[Any]], depth: int) -> st.Sea
     if field.message_type is not None:
         return messages(field.message_type, known, depth + 1)
     value = _KINDS[field.type]
-    if field.name in known:
-        return st.sampled_from(list(known[field.name])) | value
-    return value
+    text = field.type == FieldDescriptor.TYPE_STRING  # two fields of one name may differ
+    tried = [one for one in known.get(field.name, ()) if isinstance(one, str) is text]
+    return st.sampled_from(tried) | value if tried else value
 
 
 def damaged(sound: Sequence[bytes]) -> st.SearchStrategy[bytes]:

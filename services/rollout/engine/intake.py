@@ -1,4 +1,4 @@
-"""Intake: what an engine on a model's folder asks of requests and of weights, whoever computes."""
+"""Intake: what an engine on a model's folder asks of requests and of weights."""
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path

@@ -19,7 +19,9 @@ from antiphon.core.loop.events import (
 )
 from antiphon.core.reporting.run_view import Bar, Rows, RunView, merge
 from antiphon.core.status import Event
+from antiphon.lineage.log_fold import LogFold
 from tests.report.test_page import journal
+from tests.support.client_model import ClientModel, asking, client_config
 from tests.support.golden import read_golden
 from tests.support.loop_model import LoopModel, make_config, run_to_end
 from tests.support.run_views import view_of
@@ -153,3 +155,21 @@ def test_busy_time_counts_no_moment_twice() -> None:
     for bar in ((0, 6, 0), (4, 8, 1)):
         view.training.add(*bar)
     assert view.busy_shares()["training"] == pytest.approx(0.8)
+
+
+def test_a_run_that_a_client_drives_is_shown_and_logged_and_remembers_nothing_of_its_requests() -> None:
+    model, fold, view = ClientModel(client_config()), LogFold(), RunView()
+    for step in range(3):
+        model.make_version()
+        model.ask(asking(f"r{step}", step, 3))
+        model.work_off()
+    lines = []
+    for seq, event in enumerate(model.events, 1):
+        told = Event(seq, float(seq), event.kind, dump_event(event))
+        view.apply(told)
+        lines.append(fold.take(told))
+    assert [step.step for step in view.steps] == [0, 1] and len(view.generated) == 3
+    assert [line.number for line in lines if line is not None and line.kind == "step.committed"] == [0, 1]
+    for known in (view._leases, view._submitted, view._epochs, view._rewarded):
+        assert not known
+    assert model.loop.run.work_accounts.account(model.now).tokens["useful"] > 0

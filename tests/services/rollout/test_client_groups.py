@@ -288,7 +288,8 @@ def test_a_straggler_s_request_is_sampled_twice_and_answered_once(tmp_path: Path
         assert twin.worker_id == "b-1"
         stuck.set()
 
-    story(tmp_path, act, client_config(coordinator={"lease_s": 60.0, "heartbeat_s": 0.1}))
+    calm = {"lease_s": 60.0, "heartbeat_s": 0.5, "hung_factor": 1e6}
+    story(tmp_path, act, client_config(coordinator=calm))
 
 
 def test_steps_of_clients_are_sealed_once_and_only_with_a_file(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import gc
 import inspect
+from dataclasses import replace
 from importlib.util import find_spec
 from math import erfc, sqrt
 
@@ -13,7 +14,7 @@ from structlog.testing import capture_logs
 from antiphon.api.engine import EngineRequest
 from antiphon.core.drafting.gate import StepPlan
 from antiphon.core.errors import ConfigError
-from antiphon.core.records import PastCompletion, PromptHistory, SamplingParameters
+from antiphon.core.records import FinishReason, PastCompletion, PromptHistory, SamplingParameters
 from antiphon.core.seeds import derive_seed
 from antiphon.cpu.compiler import why_not_compiling
 from antiphon.sampling import keyed_sampler as ks
@@ -215,6 +216,29 @@ def test_each_kind_of_draft_alone(engine, plain, kind):
         assert sum(o.drafting.passes for o in drafted) < 0.5 * sum(len(o.token_ids) for o in drafted)
     else:
         assert accepted < (0.8 if kind == "corrupted" else 0.3) * proposed
+
+
+def test_stop_tokens_of_a_request_end_it_also_within_drafts(engine, plain):
+    batch = requests()[-64:]
+    stops = {
+        r.request_id: plain[r.request_id].token_ids[len(plain[r.request_id].token_ids) // 2] for r in batch
+    }
+    with_stops = [
+        replace(r, sampling=replace(r.sampling, stop_token_ids=(VOCABULARY - 1, int(stops[r.request_id]))))
+        for r in batch
+    ]
+    for drafts in (True, False):
+        texts = texts_for(plain, "right") if drafts else dict.fromkeys(plain, ())
+        with engine.scripted_drafts(follow(texts)):
+            ended = run_to_end(engine, with_stops)
+        for request, output in zip(with_stops, ended, strict=True):
+            whole = plain[request.request_id]
+            among = np.isin(whole.token_ids, [END, *request.sampling.stop_token_ids])
+            count = int(np.flatnonzero(among)[0]) + 1
+            assert output.token_ids.tolist() == whole.token_ids[:count].tolist()
+            assert np.abs(output.logprobs - whole.logprobs[:count]).max() < 1e-5
+            assert output.finish_reason is FinishReason.STOP
+        assert (totals(ended)[1] > 100) is drafts
 
 
 def with_history(batch, completions) -> list[EngineRequest]:

@@ -90,6 +90,7 @@ samplings = st.builds(
     st.floats(0.1, 1),
     st.integers(1, 4096),
     st.lists(st.text(min_size=1, max_size=3), max_size=2).map(tuple),
+    tokens,
 )
 
 

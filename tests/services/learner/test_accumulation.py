@@ -1,0 +1,120 @@
+"""Which micro-batches a stream of data makes, on an engine that only writes them down."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from antiphon.core.client_records import Datum, TrainingCall
+from antiphon.core.digests import digest_bytes
+from antiphon.core.errors import IntegrityError
+from antiphon.lineage.client_steps import encode_call
+from antiphon.services.learner.accumulation import Accumulation
+from antiphon.services.learner.client_losses import ClientBatch
+from antiphon.services.learner.progress import ProgressCounter
+from tests.support.client_calls import VOCABULARY, client_config, make_data
+
+pytestmark = pytest.mark.engine
+BUDGET = 64
+KINDS: list[tuple[str, dict[str, float]]] = [("ppo", {}), ("ppo", {"clip_low_threshold": 0.5}), ("dro", {})]
+
+
+class WritingEngine:
+    """Gives each target minus itself as logprob; from its `fails`-th forward pass on, no loss is a number."""
+
+    vocabulary = VOCABULARY
+
+    def __init__(self, fails: int = 10**9) -> None:
+        self.made: list[tuple[Any, ...]] = []
+        self.passes, self.fails = 0, fails
+
+    def add_client(
+        self, batch: ClientBatch, backward: bool = True
+    ) -> tuple[torch.Tensor, npt.NDArray[np.float64]]:
+        self.passes += 1
+        if self.passes >= self.fails:
+            raise IntegrityError("the loss is nan")
+        positions = batch.positions
+        rows = len(batch.order)
+        if backward:
+            said = (
+                positions.input_ids.tolist(),
+                positions.token_index.tolist(),
+                batch.inputs["weight"].tolist(),
+            )
+            self.made.append((batch.loss, dict(batch.config), said))
+        logprobs = -positions.pair_ids[positions.token_index].float()
+        return logprobs, np.tile(np.array(batch.order, dtype=float)[:, None], (1, 5)) + rows
+
+    def drop_gradients(self) -> None:
+        self.made.clear()
+
+
+def accumulation(engine: WritingEngine) -> Accumulation:
+    config = client_config("model", learner__micro_batch_tokens=BUDGET)  # type: ignore[arg-type]
+    return Accumulation(config, engine, ProgressCounter())  # type: ignore[arg-type]
+
+
+def calls_of(stream: list[tuple[int, Datum]], cuts: set[int]) -> list[TrainingCall]:
+    """Return a stream of data as calls that end at cuts, and wherever the loss changes."""
+    calls: list[TrainingCall] = []
+    for place, (kind, datum) in enumerate(stream):
+        loss, config = KINDS[kind]
+        if calls and place not in cuts and stream[place - 1][0] == kind:
+            calls[-1] = TrainingCall(loss, config, (*calls[-1].data, datum))
+        else:
+            calls.append(TrainingCall(loss, config, (datum,)))
+    return calls
+
+
+@given(
+    seed=st.integers(0, 99),
+    kinds=st.lists(st.integers(0, 2), min_size=1, max_size=25).map(sorted),
+    cuts=st.sets(st.integers(1, 24)),
+    looks=st.booleans(),
+)
+def test_however_a_stream_is_cut_its_micro_batches_are_the_same(
+    seed: int, kinds: list[int], cuts: set[int], looks: bool
+) -> None:
+    stream = list(zip(kinds, make_data(seed, len(kinds), "ppo"), strict=True))
+    engine, held = WritingEngine(), None
+    whole = accumulation(engine)
+    for call in calls_of(stream, set()):
+        whole.add(call, digest_bytes(encode_call(call)), answer=False)
+    sums = whole.close()
+    cut, other = WritingEngine(), None
+    held = accumulation(cut)
+    for call in calls_of(stream, cuts):
+        if looks:
+            held.forward(call)
+        other = held.add(call, digest_bytes(encode_call(call)))
+        for logprobs, datum in zip(other.logprobs, call.data, strict=True):
+            np.testing.assert_array_equal(logprobs, -datum.targets.astype(np.float32))
+    again = held.close()
+    assert cut.made == engine.made and sums.micro_batches == len(engine.made)
+    np.testing.assert_array_equal(sums.figures, again.figures)
+    assert (sums.data, held.digests) == (len(stream), [])
+    for _, _, (input_ids, *_) in engine.made:
+        assert len(input_ids) <= BUDGET
+
+
+def test_after_a_loss_that_is_no_number_nothing_is_held() -> None:
+    engine = WritingEngine(fails=6)
+    held, data = accumulation(engine), make_data(3, 30, "ppo")
+    held.add(TrainingCall("ppo", {}, data[:4]), "first")
+    assert held.digests == ["first"]
+    with pytest.raises(IntegrityError, match="nan"):
+        held.add(TrainingCall("ppo", {}, data), "second")
+    assert not held.digests and not engine.made
+
+
+def test_a_step_without_data_computes_a_gradient_of_zeros() -> None:
+    engine = WritingEngine()
+    sums = accumulation(engine).close()
+    assert sums.micro_batches == 0 and len(engine.made) == 1
+    (made,) = engine.made
+    assert made[0] == "cross_entropy" and not np.any(made[2][2])

@@ -1,0 +1,205 @@
+"""A vLLM server as an engine: the real server keeps what is declared, and what goes wrong there is said."""
+
+import asyncio
+import json
+import signal
+import threading
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from aiohttp import web
+
+from antiphon.benchmarks.engine_contract import MODEL
+from antiphon.benchmarks.parts.contract import Subject, Version, examine, requests_of, versions_of
+from antiphon.benchmarks.parts.vllm_server import serving
+from antiphon.core.errors import AntiphonError, ConfigError, IntegrityError, UnavailableError
+from antiphon.core.records import Probe
+from antiphon.services.rollout.engine.environment import ServerSettings
+from antiphon.services.rollout.engine.http_engine import HttpEngine
+from antiphon.weights.snapshot import verify
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(
+        find_spec("vllm") is None, reason="vLLM is not installed: take the cpu or cuda variant"
+    ),
+]
+SETTINGS = ServerSettings("", MODEL, None, 128, 20.0, 60.0)
+
+
+@pytest.fixture(scope="module")
+def versions() -> tuple[Version, ...]:
+    return versions_of(MODEL)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with serving(MODEL, tmp_path_factory.mktemp("server") / "log") as url:
+        yield url
+
+
+@pytest.fixture
+def engine(server: str) -> Iterator[HttpEngine]:
+    engine = HttpEngine(replace(SETTINGS, url=server))
+    yield engine
+    engine.close()
+
+
+def post(url: str, path: str, body: object = None) -> Any:
+    data = b"" if body is None else json.dumps(body).encode()
+    asked = urllib.request.Request(f"{url}{path}", data, {"content-type": "application/json"}, method="POST")
+    with urllib.request.urlopen(asked, timeout=30.0) as answer:
+        return json.loads(answer.read())
+
+
+def test_a_server_keeps_what_is_declared(engine: HttpEngine, versions: tuple[Version, ...]) -> None:
+    found = examine(Subject(engine, MODEL, versions))
+    assert not found["failed"] and found["passed"] == found["declared"]
+    assert {"keyed", "drafts"}.isdisjoint(found["declared"]) and len(found["declared"]) == 8
+
+
+def test_weights_that_compute_something_else_are_refused_and_the_old_ones_sample_on(
+    engine: HttpEngine, versions: tuple[Version, ...]
+) -> None:
+    subject = Subject(engine, MODEL, versions)
+    subject.load(0)
+    requests = requests_of("undone")
+    outputs, had = subject.started(requests)
+    probe = versions[1].weights.probe
+    assert probe is not None
+    other = verify(
+        dict(versions[1].weights), Probe(probe.tokens, versions[2].weights.probe.logprobs, "float32")
+    )  # type: ignore[union-attr]
+    with pytest.raises(IntegrityError, match=r"something else than the learner.*version 0 is served on"):
+        engine.load_weights(1, other, other.digest)
+    assert engine.version == 0 and had
+    for request, one in zip(requests, subject.finish(requests, outputs), strict=True):
+        assert {span.version for span in one.spans} == {0}
+        scores = subject.scores(request, one.token_ids, 0)
+        assert abs(scores - one.logprobs).max() < 1e-3
+
+
+def test_a_server_that_somebody_else_changes_ends_the_worker(
+    engine: HttpEngine, server: str, versions: tuple[Version, ...]
+) -> None:
+    subject = Subject(engine, MODEL, versions)
+    subject.load(0)
+    post(server, "/update_weight_version", {"new_version": "somebody's"})
+    with pytest.raises(IntegrityError, match=r"it calls \["):
+        subject.run(requests_of("foreign"))
+
+
+def test_requests_that_others_abort_end_the_worker(
+    engine: HttpEngine, server: str, versions: tuple[Version, ...]
+) -> None:
+    subject = Subject(engine, MODEL, versions)
+    subject.load(0)
+    subject.started(requests_of("aborted"), 1)
+    post(server, "/pause?mode=abort")
+    try:
+        with pytest.raises(IntegrityError, match=r"ended request aborted-\d+ with 'abort'"):
+            subject.finish(requests_of("aborted"), {})
+    finally:
+        post(server, "/resume")
+
+
+def test_a_server_that_is_killed_or_stands_still_ends_the_worker(
+    tmp_path: Path, versions: tuple[Version, ...]
+) -> None:
+    with serving(MODEL, tmp_path / "log") as url:
+        engine = HttpEngine(replace(SETTINGS, url=url, silent_s=2.0))
+        subject = Subject(engine, MODEL, versions)
+        subject.load(0)
+        (process,) = [one for one in psutil.Process().children() if url.rpartition(":")[2] in one.cmdline()]
+        family = [process, *process.children(recursive=True)]
+        subject.engine.add(requests_of("still"))
+        for one in family:
+            one.send_signal(signal.SIGSTOP)
+        with pytest.raises(UnavailableError, match=r"brought no token for \d+ s while \d+ requests run"):
+            subject.finish(requests_of("still"), {})
+        for one in family:
+            one.kill()
+        with pytest.raises(UnavailableError, match=r"cannot be asked"):
+            subject.load(1)
+        engine.close()
+
+
+@contextmanager
+def fake(paths: list[str], **model: object) -> Iterator[str]:
+    """Serve what a server says of itself, and nothing else."""
+    said = {"logprobs_mode": "processed_logprobs", "max_model_len": 128, "dtype": "torch.float32"}
+    info = {
+        "model_config": said | {"hf_overrides": {"tie_word_embeddings": False}} | model,
+        "device_config": {"device": "cpu"},
+    }
+    ready, loop = threading.Event(), asyncio.new_event_loop()
+    found: list[str] = []
+
+    async def begin() -> web.AppRunner:
+        app = web.Application()
+        app.router.add_get("/openapi.json", lambda _: _json({"paths": {key: {} for key in paths}}))
+        app.router.add_get("/server_info", lambda _: _json({"vllm_config": info}))
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        found.append(f"http://127.0.0.1:{runner.addresses[0][1]}")
+        ready.set()
+        return runner
+
+    async def _json(body: object) -> web.Response:
+        return web.json_response(body)
+
+    def serve() -> None:
+        runner = loop.run_until_complete(begin())
+        loop.run_forever()
+        loop.run_until_complete(runner.cleanup())
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    assert ready.wait(20.0)
+    try:
+        yield found[0]
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(20.0)
+
+
+GENERATE, RPC = "/inference/v1/generate", "/collective_rpc"
+
+
+@pytest.mark.parametrize(
+    ("paths", "model", "said"),
+    [
+        ([RPC], {}, "start it with --tokens-only"),
+        ([GENERATE], {}, "start it with VLLM_SERVER_DEV_MODE=1"),
+        ([GENERATE, RPC], {"logprobs_mode": "raw_logprobs"}, "--logprobs-mode processed_logprobs"),
+        ([GENERATE, RPC], {"max_model_len": 64}, "--max-model-len 128"),
+        ([GENERATE, RPC], {"hf_overrides": {}}, "--hf-overrides"),
+    ],
+)
+def test_a_server_that_was_started_otherwise_is_refused_with_the_option(
+    paths: list[str], model: dict[str, object], said: str
+) -> None:
+    with fake(paths, **model) as url, pytest.raises(ConfigError, match=said):
+        HttpEngine(replace(SETTINGS, url=url))
+
+
+def test_nobody_there_and_no_folder_are_said(tmp_path: Path) -> None:
+    def refused(settings: ServerSettings, kind: type[AntiphonError]) -> str:
+        with pytest.raises(kind) as caught:
+            HttpEngine(settings)
+        return str(caught.value)
+
+    away = refused(replace(SETTINGS, url="http://127.0.0.1:9"), UnavailableError)
+    assert "rollout.engine_url=http://127.0.0.1:9 cannot be asked" in away
+    folder = refused(replace(SETTINGS, url="http://127.0.0.1:9", folder=tmp_path / "no"), ConfigError)
+    assert "rollout.engine_folder" in folder
