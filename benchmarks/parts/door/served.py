@@ -196,9 +196,8 @@ def run_client(
         client.kill()
         client.wait(STOP_S)
     if status != 0:
-        raise SystemExit(
-            f"{script.name} ended with {status}\n{tail(output)}\n{tail(errors, 40)}\nthe door:\n{tail(door.log, 30)}"
-        )
+        said = f"{tail(output)}\n{tail(errors, 40)}\nthe door:\n{tail(door.log, 30)}"
+        raise SystemExit(f"{script.name} ended with {status}\n{said}")
     found = []
     for line in output.read_text().splitlines():
         if line.startswith("{"):
