@@ -296,7 +296,7 @@ class HomeClientRuns(ClientRuns):
         await asyncio.gather(*map(self.close, list(self._places)))
 
     def runs(self) -> Sequence[str]:
-        # Whoever asks wants all of the home, whichever configuration made them.
+        # All of the home, with whichever configuration they were made.
         return [path.name for path in directory.list_runs(self._home) if (path / MODEL).exists()]
 
     def saved(self, run_id: str | None = None) -> Sequence[SavedVersion]:
