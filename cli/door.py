@@ -7,14 +7,14 @@ from antiphon.core.errors import ConfigError
 from antiphon.runs.directory import home_directory, make_home
 
 
-def door(config: Path, *overrides: str, port: int | None = None) -> int:
+def door(path: Path, /, *overrides: str, port: int | None = None) -> int:
     """Serve clients of Tinker's wire: they sample, train and save, in loops of their own, until Ctrl-C.
 
     Each model that a client creates is a run of this home, with services of its own. Given again, the command
     goes on where it stopped, and clients with it.
 
     Args:
-        config: the configuration, with environment.name=client.
+        path: the configuration, with environment.name=client.
         overrides: values to use in place of the file's, such as door.models=2.
         port: port to listen on, 0 for a free one; by default door.port.
     """
@@ -28,7 +28,7 @@ def door(config: Path, *overrides: str, port: int | None = None) -> int:
     from antiphon.system.clock import wall_clock
     from antiphon.system.processes import StopRequest, run_service
 
-    resolved, home = load_config(config, list(overrides)), home_directory()
+    resolved, home = load_config(path, list(overrides)), home_directory()
     if port is not None:
         if not 0 <= port < 65536:
             raise ConfigError(f"--port {port} is no port; give one from 0 to 65535")
@@ -43,7 +43,7 @@ def door(config: Path, *overrides: str, port: int | None = None) -> int:
         guard = Guard(signed_by, "*", wall_clock, clock) if signed_by else None
         with open_client_runs(resolved, home) as runs:
             try:
-                async with serve_door(resolved, config.stem, runs, home, guard) as url:
+                async with serve_door(resolved, path.stem, runs, home, guard) as url:
                     print(f"serving {resolved.model.path} at {url}; a client on this machine:")
                     print(f"export TINKER_BASE_URL={url} TINKER_API_KEY=$(cat {home / KEY})", flush=True)
                     await stopped.wait()

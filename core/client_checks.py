@@ -7,7 +7,6 @@ one that does not.
 Legend: T positions of one datum.
 """
 
-import math
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,8 @@ CLIPS = ("clip_low_threshold", "clip_high_threshold")
 """Bounds of the ratio, by these names in a call's configuration or, per position, in its inputs."""
 DEFAULTS = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2, "beta": 0.05}
 """What a call's configuration leaves out; beta is dro's."""
+MOST = 1e12
+"""Largest number that a client may set: what optimizer and loss make of it is in the range of float32."""
 _CLIPPED = ("ppo", "cispo", "gspo")
 _INPUTS = ("weights", "logprobs", "advantages", "mask", "sequence_ratio_mask", "staleness", *CLIPS)
 
@@ -92,8 +93,10 @@ def check_call(call: TrainingCall, vocabulary: int, most_tokens: int, ours: bool
         if name not in config_keys(loss):
             known = " and ".join(config_keys(loss)) or "nothing"
             raise ContractError(f"the configuration of {loss} has {name!r}; it may hold {known}")
-        if not (math.isfinite(value) and value >= 0):
-            raise ContractError(f"{name}={value} of {loss} cannot be; give a number of at least 0")
+        if not 0 <= value <= MOST:
+            raise ContractError(
+                f"{name}={value} of {loss} cannot be; give a number of at least 0, at most {MOST:g}"
+            )
     low, high = (call.config.get(name, DEFAULTS[name]) for name in CLIPS)
     if loss in _CLIPPED and low > high:
         raise ContractError(
@@ -149,7 +152,6 @@ def check_adam(adam: AdamParameters) -> None:
     for name in ("learning_rate", "beta1", "beta2", "eps", "weight_decay", "grad_clip_norm"):
         value = getattr(adam, name)
         below = name in ("beta1", "beta2")
-        if not math.isfinite(value) or value < 0 or (below and value >= 1):
-            raise ContractError(
-                f"{name}={value} cannot be; give a number of at least 0{' and below 1' if below else ''}"
-            )
+        if not 0 <= value <= MOST or (below and value >= 1):
+            most = "below 1" if below else f"at most {MOST:g}"
+            raise ContractError(f"{name}={value} cannot be; give a number of at least 0, {most}")

@@ -201,12 +201,12 @@ class RunConfig(Section):
                 f"algorithm.updates_per_step={self.algorithm.updates_per_step} needs as many groups, but "
                 f"loop.prompts_per_step={loop.prompts_per_step}; lower the former"
             )
-        if self.evaluation.prompts > self.environment.heldout_size:
+        if self.evaluation.prompts > self.environment.heldout_size and not self.client_driven:
             raise ValueError(
                 f"evaluation.prompts={self.evaluation.prompts} exceeds "
                 f"environment.heldout_size={self.environment.heldout_size}; lower the former"
             )
-        if loop.prompts_per_step > self.environment.train_size:
+        if loop.prompts_per_step > self.environment.train_size and not self.client_driven:
             raise ValueError(
                 f"loop.prompts_per_step={loop.prompts_per_step} exceeds "
                 f"environment.train_size={self.environment.train_size}; raise the latter"

@@ -52,8 +52,8 @@ def run_post_train(
     Raises:
         AntiphonError: with the reason, when the run did not complete.
     """
-    os.environ["ANTIPHON_HOME"] = str(home)
     refuse_client(config.environment)
+    os.environ["ANTIPHON_HOME"] = str(home)
     view = ToldView(view)  # the run's page shows what is said before the flow begins, too
     run = claim_run(config, run_id, home, view, options, interrupt)
 

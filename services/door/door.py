@@ -509,7 +509,7 @@ class Door:
     async def _recorded(self, run: ClientRun, datum: Datum, version: int) -> Datum:
         """Return a datum with the log-probabilities and the staleness that were recorded of its tokens."""
         logprobs = np.zeros(datum.targets.size, dtype=np.float32)
-        staleness = np.zeros_like(logprobs)
+        staleness, named = np.zeros_like(logprobs), np.zeros(logprobs.size, dtype=bool)
         for name, first, at, count in datum.sequences:
             request_id, _, place = name.rpartition("/")
             sequences = await run.sequences(request_id)
@@ -519,9 +519,16 @@ class Door:
             if not 0 <= first <= first + count <= one.token_ids.size or at + count > datum.targets.size:
                 raise ContractError(f"sequence {name[:80]} has {one.token_ids.size} tokens, not those named")
             logprobs[at : at + count] = one.logprobs[first : first + count]
+            named[at : at + count] = True
             for span in one.spans:
                 start, stop = max(span.start, first), min(span.stop, first + count)
                 staleness[at + start - first : at + max(start, stop) - first] = version - span.version
+        advantages = datum.inputs.get("advantages", logprobs)
+        if advantages.shape == named.shape and (loose := (advantages != 0) & ~named).any():
+            raise ContractError(
+                f"position {int(np.argmax(loose))} has an advantage, but no span says which sequence it was "
+                "sampled as; give sampled_tokens spans, or use importance_sampling"
+            )
         return replace(datum, inputs={**datum.inputs, "logprobs": logprobs, "staleness": staleness})
 
     async def _save(self, model: Model, kind: Any, name: str, said: wire.SaveWeights) -> SavedVersion:

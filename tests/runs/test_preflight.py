@@ -14,8 +14,10 @@ from safetensors.numpy import save_file
 from antiphon.core.config import RunConfig, build_config, load_config
 from antiphon.core.errors import ConfigError
 from antiphon.core.records import Prompt
+from antiphon.core.reporting.run_display import RunDisplay
 from antiphon.environments.environment import Environment, Problem
-from antiphon.environments.registry import make_environment
+from antiphon.environments.registry import environment_of, make_environment, with_sizes
+from antiphon.flows.local_run import run_post_train
 from antiphon.models.codec import TextCodec, resolve_model_path
 from antiphon.runs.preflight import (
     check_characters,
@@ -27,7 +29,7 @@ from antiphon.runs.preflight import (
     check_shared_memory,
     preflight,
 )
-from antiphon.services.coordinator.prompts import load_prompts
+from antiphon.services.coordinator.prompts import client_prompts, load_prompts
 from tests.support.bubblewrap import needs_bubblewrap
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -74,6 +76,34 @@ def test_another_task_is_refused_for_the_small_model_unless_it_is_accepted(tmp_p
 @pytest.mark.parametrize("name", ["quickstart", "gspo", "clipped_updates"])
 def test_the_examples_lose_nothing(name: str, tmp_path: Path) -> None:
     preflight(load_config(EXAMPLES / f"{name}.yaml", NO_LEDGER), tmp_path)
+
+
+def test_a_run_of_a_client_is_checked_without_a_task_and_refused_where_one_is_needed(tmp_path: Path) -> None:
+    driven = with_sizes(
+        load_config(
+            EXAMPLES / "quickstart.yaml", ["environment={name: client}", "loop.mode=elastic", *NO_LEDGER]
+        )
+    )
+    preflight(driven, tmp_path / "home")
+    with pytest.raises(ConfigError, match=r"max_model_tokens=1025 is more than the 1024 positions"):
+        preflight(build_config(changed(driven, "rollout", max_model_tokens=1025)), tmp_path)
+    for refuse in (
+        lambda: environment_of(driven.environment),
+        lambda: run_post_train(driven, None, tmp_path, RunDisplay()),
+    ):
+        with pytest.raises(ConfigError, match=r"environment\.name=client .* is served by `antiphon door`"):
+            refuse()
+    prompts = client_prompts(driven)
+    assert prompts.rules.vocabulary > 0 and prompts.rules.end_tokens
+    codec = TextCodec.load(resolve_model_path("examples/models/chain-sum"))
+    assert prompts.stops(("+",))(codec.encode("1 + 2 + 3")) == 2
+    with pytest.raises(ConfigError, match="a client brings the prompts"):
+        prompts.prompt("train", 0)
+
+
+def changed(config: RunConfig, section: str, **values: object) -> dict[str, object]:
+    tree = config.model_dump(mode="json")
+    return {**tree, section: {**tree[section], **values}}
 
 
 def test_a_model_is_checked_against_its_own_configuration_and_the_run_s(

@@ -107,8 +107,13 @@ class HttpEngine:
         self._session = self._run(self._open())
         try:
             self._precision: str = self._run(self._introduce())
-        except BaseException:
+        except BaseException as error:
             self.close()
+            if isinstance(error, KeyError):
+                raise ConfigError(
+                    f"the server at rollout.engine_url={settings.url} says nothing of {error}, as vLLM 0.32 "
+                    "does; start that release"
+                ) from error
             raise
 
     @property
@@ -283,19 +288,15 @@ class HttpEngine:
     async def _swap(self, version: int, weights: VerifiedWeights) -> None:
         """Let the server hold weights and show it, with nothing in flight there; `_serve` goes on with it."""
         limit_s, folder = self.settings.swap_s, self._folder / f"version-{version}"
-        # Tokens on their way are lost, whatever they are, and drawn again behind those that came. Nothing is
-        # waited for: a request that reaches the server in its pause stays there until the end of that.
-        await _cancelled([live.task for live in self._live.values() if live.reason is None and live.task])
-        await self._ask("POST", "/pause?mode=abort", limit_s)
         folder.mkdir(exist_ok=True)
-        await asyncio.to_thread(_write, weights, self._tied, folder / "model.safetensors")
         try:
-            await self._ask(
-                "POST",
-                "/collective_rpc",
-                limit_s,
-                {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}},
-            )
+            await asyncio.to_thread(_write, weights, self._tied, folder / "model.safetensors")
+            # Tokens on their way are lost, whatever they are, and drawn again behind those that came. Nothing
+            # is waited for: a request that reaches the server in its pause stays there until the end of that.
+            await _cancelled([one.task for one in self._live.values() if one.reason is None and one.task])
+            await self._ask("POST", "/pause?mode=abort", limit_s)
+            reload = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
+            await self._ask("POST", "/collective_rpc", limit_s, reload)
             await self._ask("POST", "/update_weight_version", limit_s, {"new_version": str(version)})
             await self._ask("POST", "/resume", limit_s)
             await self._check_probe(weights)

@@ -1,27 +1,32 @@
 """The door over HTTP: order, repetition, restarts, keys, samples, checkpoints, silence."""
 
 import asyncio
+import ssl
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from antiphon.core.client_records import SavedWeights
+from antiphon.core.config import build_config
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ConfigError, IntegrityError, UnavailableError
 from antiphon.core.trust.access_tokens import ANY_RUN, Scope, TokenClaims
-from antiphon.lineage.door_keys import BARRED
+from antiphon.lineage.door_keys import BARRED, KEY
 from antiphon.net.security.access_tokens import make_token, new_token_id
 from antiphon.net.security.guard import Guard
 from antiphon.net.security.keys import signing_key
+from antiphon.net.security.local_run import ensure_local_credentials, local_bundle
 from antiphon.protos import tinker_pb2 as pb
 from antiphon.services.door import door as door_module
 from antiphon.services.door import futures as futures_module
+from antiphon.services.door.server import serve_door
 from antiphon.services.door.wire import sdk_warning
 from antiphon.system.clock import wall_clock
 from tests.support.client_runs import ROOM, VOCABULARY, MemoryRuns
@@ -466,6 +471,9 @@ def test_spans_are_joined_to_what_was_recorded(tmp_path: Path) -> None:
         span.sequence_id = "elsewhere/0"
         said = await client.refused("forward_backward", training(model, 6, one, loss="stable_reinforce"))
         assert "was not sampled from this model" in said
+        span.length = 0
+        said = await client.refused("forward_backward", training(model, 7, one, loss="stable_reinforce"))
+        assert "position 2 has an advantage, but no span" in said
 
     (run,) = talk(tmp_path, client, stable_reinforce="ours").all.values()
     ((_, _, inputs),) = run.history[1][0][0][2]
@@ -672,3 +680,24 @@ def test_an_address_beyond_loopback_needs_certificates(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match=r"door.address=0.0.0.0 would serve without encryption"):
         talk(tmp_path, never, address="0.0.0.0")
+
+
+def test_elsewhere_than_on_loopback_it_is_encrypted(tmp_path: Path) -> None:
+    ensure_local_credentials(tmp_path)
+    bundle = local_bundle(tmp_path)
+    services = {"credentials": str(bundle), "address": "localhost"}
+    config = build_config({"door": {"address": "0.0.0.0"}, "services": services})
+
+    async def ask() -> None:
+        async with (
+            serve_door(config, "probe", MemoryRuns(), tmp_path, None) as url,
+            aiohttp.ClientSession() as http,
+        ):
+            assert url.startswith("https://localhost:")
+            trusting = ssl.create_default_context(cafile=bundle / "ca.pem")
+            key = {"X-API-Key": (tmp_path / KEY).read_text().strip()}
+            async with http.get(f"{url}/api/v1/healthz", headers=key, ssl=trusting) as reply:
+                assert await reply.json() == {"status": "ok"}
+            assert (tmp_path / KEY).stat().st_mode & 0o077 == 0
+
+    asyncio.run(ask())

@@ -17,6 +17,7 @@ from antiphon.core.config import RunConfig
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ContractError, IntegrityError
 from antiphon.lineage.client_steps import decode_result, encode_call, encode_step
+from antiphon.lineage.rollout_table import encode_batch
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.net.rpc.serving import start_server, stop_server
 from antiphon.services.learner.client import LearnerClient
@@ -178,6 +179,35 @@ def test_what_is_saved_is_loaded_by_another_run_and_stays_stored(model: Path, tm
         lost = LoadOrder(SavedWeights("one", "weights", "base"), True, first)
         with pytest.raises(IntegrityError, match=f"tinker://one/weights/base are {str(base)[:12]}"):
             await other.step(learner, [], lost)
+        await learner.close()
+
+    run(body)
+
+
+def test_a_step_whose_loss_is_no_number_is_refused_and_can_be_skipped(model: Path, tmp_path: Path) -> None:
+    async def body() -> None:
+        bench = Bench(tmp_path, client_config(model))
+        learner, call = await bench.learner(), make_call()
+        base = (await learner.await_saved("sampler_weights", "base", 0, 5.0)).digest
+        await bench.give(learner, [call])
+        sampled = make_call(loss="importance_sampling").data
+        far = [
+            replace(one, inputs={**one.inputs, "logprobs": one.inputs["logprobs"] - 500}) for one in sampled
+        ]
+        with pytest.raises(
+            IntegrityError, match=r"step 0 on batch .* was not committed: the loss importance"
+        ):
+            await bench.step(learner, [call, TrainingCall("importance_sampling", {}, tuple(far))])
+        assert "antiphon skip" in bench.coordinator.paused
+        # The empty batch that takes its place: calls given meanwhile are dropped with it.
+        await bench.give(learner, [call])
+        bench.coordinator.batches[0] = bench.store.put(encode_batch([]))
+        assert (await learner.step(0)).commit.weights_digest == base
+        again = await bench.step(learner, [call])
+        await learner.close()
+        other = Bench(tmp_path / "other", client_config(model))
+        learner = await other.learner()
+        assert await other.step(learner, [call]) == again != base
         await learner.close()
 
     run(body)

@@ -115,9 +115,10 @@ def test_a_server_that_is_killed_or_stands_still_ends_the_worker(
     tmp_path: Path, versions: tuple[Version, ...]
 ) -> None:
     with serving(MODEL, tmp_path / "log") as url:
-        engine = HttpEngine(replace(SETTINGS, url=url, silent_s=2.0))
+        engine = HttpEngine(replace(SETTINGS, url=url))
         subject = Subject(engine, MODEL, versions)
         subject.load(0)
+        engine.settings = replace(engine.settings, silent_s=2.0)
         (process,) = [one for one in psutil.Process().children() if url.rpartition(":")[2] in one.cmdline()]
         family = [process, *process.children(recursive=True)]
         subject.engine.add(requests_of("still"))
@@ -137,7 +138,11 @@ def fake(paths: list[str], **model: object) -> Iterator[str]:
     """Serve what a server says of itself, and nothing else."""
     said = {"logprobs_mode": "processed_logprobs", "max_model_len": 128, "dtype": "torch.float32"}
     info = {
-        "model_config": said | {"hf_overrides": {"tie_word_embeddings": False}} | model,
+        "model_config": {
+            key: value
+            for key, value in (said | {"hf_overrides": {"tie_word_embeddings": False}} | model).items()
+            if value is not None
+        },
         "device_config": {"device": "cpu"},
     }
     ready, loop = threading.Event(), asyncio.new_event_loop()
@@ -184,6 +189,7 @@ GENERATE, RPC = "/inference/v1/generate", "/collective_rpc"
         ([GENERATE, RPC], {"logprobs_mode": "raw_logprobs"}, "--logprobs-mode processed_logprobs"),
         ([GENERATE, RPC], {"max_model_len": 64}, "--max-model-len 128"),
         ([GENERATE, RPC], {"hf_overrides": {}}, "--hf-overrides"),
+        ([GENERATE, RPC], {"logprobs_mode": None}, "says nothing of 'logprobs_mode'"),
     ],
 )
 def test_a_server_that_was_started_otherwise_is_refused_with_the_option(
