@@ -5,65 +5,87 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import psutil
+from transformers import AutoTokenizer
 
 from antiphon.benchmarks.parts.door.environments import COOKBOOKS, client_python
-from antiphon.benchmarks.parts.door.served import CONFIG, beside, run_client, served
+from antiphon.benchmarks.parts.door.served import CONFIG, DoorStats, beside, run_client, served
 from antiphon.benchmarks.parts.measure import PROJECT
 
 CLIENT = PROJECT / "benchmarks" / "parts" / "door" / "sample_client.py"
 SLOW_S = 30.0
 """How long a future takes in which polls are counted."""
 ENGINE_S = 600.0
-SIZES = ("rollout.concurrent_groups=64", "loop.group_size=2")
+SIZES = ("rollout.concurrent_groups=64", "loop.group_size=2", "rollout.max_model_tokens=512")
 """Room for as many requests as there are calls."""
-MOST_TOKENS = 192
+MOST_TOKENS = 384
 
 
 def write_prompts(path: Path, count: int) -> Path:
-    """Write chain sums as token ids, one JSON line each."""
+    """Write up to 256 chain sums as token ids, one JSON line each."""
     from antiphon.core.config import load_config
     from antiphon.services.coordinator.prompts import load_prompts
 
-    words = [f"environment.train_size={count}", "environment.heldout_size=1", "evaluation.prompts=1"]
-    prompts = load_prompts(load_config(PROJECT / "examples" / "quickstart.yaml", words))
+    prompts = load_prompts(load_config(PROJECT / "examples" / "quickstart.yaml"))
     ids = [list(prompts.prompt("train", index).token_ids) for index in range(count)]
     path.write_text("".join(json.dumps(one) + "\n" for one in ids))
     return path
 
 
+def make_policy(out: Path) -> Path:
+    """Write a random policy, which nearly never ends an answer itself, and return its folder."""
+    from antiphon.benchmarks.parts.warmstart.tiny_model import ModelShape, build_model, save_tiny_model
+
+    demo = PROJECT / "examples" / "models" / "chain-sum"
+    tokenizer = AutoTokenizer.from_pretrained(demo)
+    save_tiny_model(build_model(ModelShape(), seed=0), tokenizer, out)
+    return out
+
+
 def throughput(calls: int, rounds: int) -> dict[str, Any]:
-    """Sample `calls` prompts at once through the door, and with an engine alone; the first round warms up."""
-    python = client_python(COOKBOOKS[0])
-    with served(*SIZES) as door:
+    """Sample `calls` prompts at once through the door, and with an engine alone; the first round warms up.
+
+    With answers of `MOST_TOKENS` tokens, and with the demo's, which are short.
+    """
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="antiphon-door-") as folder:
+        for name, words in {"": [f"model.path={make_policy(Path(folder) / 'policy')}"], "_short": []}.items():
+            through, alone, per_call = _rates(calls, rounds, [*SIZES, *words])
+            print(f"tokens/s{name}: {through} through the door, {alone} of the engine", flush=True)
+            found |= {
+                f"gateway_share{name}": round(median(through) / median(alone), 4),
+                f"door_tokens{name}_per_s": round(median(through), 1),
+                f"engine_tokens{name}_per_s": round(median(alone), 1),
+                f"cpu{name}_ms_per_call": per_call,
+            }
+    return found
+
+
+def _rates(calls: int, rounds: int, overrides: list[str]) -> tuple[list[float], list[float], float]:
+    """Return tokens per second through the door and of the engine alone, and the door's CPU ms for a call."""
+    with served(*overrides) as door:
         prompts = write_prompts(door.home / "prompts.jsonl", calls)
         words = [str(prompts), "--rounds", str(rounds + 1), "--max-tokens", str(MOST_TOKENS)]
         before = door.stats()
-        said = run_client(python, CLIENT, words, door)
+        said = run_client(client_python(COOKBOOKS[0]), CLIENT, words, door)
         after = door.stats()
         door.stop()
-        alone = _alone(prompts, rounds + 1)
+        alone = _alone(prompts, rounds + 1, overrides)
     through = [row["tokens"] / row["seconds"] for row in said[1:]]
-    print(f"tokens/s: {through} through the door, {alone} of the engine", flush=True)
-    return {
-        "gateway_share": round(median(through) / median(alone), 4),
-        "door_tokens_per_s": round(median(through), 1),
-        "engine_tokens_per_s": round(median(alone), 1),
-        "cpu_ms_per_call": round(1000.0 * (after.cpu_s - before.cpu_s) / (after.calls - before.calls), 3),
-        "calls": after.calls - before.calls,
-    }
+    return through, alone, round(1000.0 * (after.cpu_s - before.cpu_s) / (after.calls - before.calls), 3)
 
 
 def slow_future() -> dict[str, Any]:
     """Count polls for one completion whose worker stands still for half a minute."""
     with served("coordinator.lease_s=120", "coordinator.heartbeat_s=60") as door:
         prompts = write_prompts(door.home / "prompts.jsonl", 1)
-        before = []
+        before: list[DoorStats] = []
 
         def stop_worker(over: Any) -> None:
             """Stop the worker once it is ready, and let it go on."""
@@ -96,20 +118,14 @@ def _stopped(pid: int) -> list[psutil.Process]:
     return family
 
 
-def _alone(prompts: Path, rounds: int) -> list[float]:
+def _alone(prompts: Path, rounds: int, overrides: list[str]) -> list[float]:
     """Return the tokens per second of each round but the first, of an engine in a process of its own."""
     from antiphon.core.config import load_config
     from antiphon.services.rollout.engine.environment import child_environment
 
-    threads = load_config(CONFIG, list(SIZES)).rollout.threads
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "antiphon.benchmarks.parts.door.throughput",
-        str(prompts),
-        str(rounds),
-    ]
+    threads = load_config(CONFIG, overrides).rollout.threads
+    command = [sys.executable, "-P", "-m", "antiphon.benchmarks.parts.door.throughput"]
+    command += [str(prompts), str(rounds), *overrides]
     environment = {**os.environ, **child_environment(threads)}
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=ENGINE_S, env=environment, cwd=PROJECT, check=False
@@ -120,7 +136,7 @@ def _alone(prompts: Path, rounds: int) -> list[float]:
     return found[1:]
 
 
-def _engine_alone(path: Path, rounds: int) -> list[float]:
+def _engine_alone(path: Path, rounds: int, overrides: list[str]) -> list[float]:
     """Sample the prompts with an engine of the run's settings, and return tokens per second of each round."""
     from safetensors.torch import load_file
 
@@ -132,7 +148,7 @@ def _engine_alone(path: Path, rounds: int) -> list[float]:
     from antiphon.services.rollout.process import build_engine, engine_settings
     from antiphon.weights.snapshot import verify
 
-    config = load_config(CONFIG, list(SIZES))
+    config = load_config(CONFIG, overrides)
     model = resolve_model_path(config.model.path)
     prepare_environment(engine_settings(config, model))
     engine, rates = build_engine(config), []
@@ -156,4 +172,4 @@ def _engine_alone(path: Path, rounds: int) -> list[float]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(_engine_alone(Path(sys.argv[1]), int(sys.argv[2]))))
+    print(json.dumps(_engine_alone(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])))
