@@ -48,6 +48,7 @@ from antiphon.core.trust.reputation import Standing, quarantine_reason
 from antiphon.services.coordinator.run_state_machine import RunStateMachine
 from antiphon.services.coordinator.service import CoordinatorService
 from antiphon.services.learner.audits.auditor import ROUNDING, Auditor
+from antiphon.services.learner.snapshot_model import SnapshotModel
 from antiphon.simulator.virtual.disk import RUN_ID, JournalDisk, MemoryJournal, MemoryStore
 from antiphon.weights.payload_store import PayloadStore
 from antiphon.weights.service import BroadcastService
@@ -200,11 +201,20 @@ GATE_VERSION, GATE_NEWEST = 2, 4
 """Versions that are published are those up to the newest one that this divides."""
 
 
-class ScoringAuditor(Auditor):
+class ShippedModel(SnapshotModel):
     """Every version is the shipped model."""
 
-    def _fill(self, version: int) -> bool:
+    def fill(self, version: int) -> bool:
+        """Hold what is held."""
         return True
+
+
+class ScoringAuditor(Auditor):
+    """Scores by the shipped model."""
+
+    def __init__(self, config: RunConfig, model: Any) -> None:
+        self._config = config
+        self._held = ShippedModel(config, None, model)  # type: ignore[arg-type]
 
 
 Row = dict[str, Any]
@@ -221,7 +231,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     sampler = workers.load_sampler(getattr(torch, options.dtype))
-    auditor = ScoringAuditor(workers.trust_config(options.dtype), None, sampler.model)  # type: ignore[arg-type]
+    auditor = ScoringAuditor(workers.trust_config(options.dtype), sampler.model)
     trusted = audited(auditor, workers.honest(sampler), workers.trust_leases(64, first=100_000))
     band = calibrate([sample for group in trusted for sample in group])
     print(f"shipped band {Band()}\ncalibrated band {band}\n")

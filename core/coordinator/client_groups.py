@@ -46,8 +46,8 @@ def request(loop: LoopState, asked: SampleRequest, now: float) -> Decision[None]
 
 def finish(loop: LoopState, submission: GroupSubmission) -> Decision[None]:
     """End the group of a client that was just accepted; later drafts of its prompt may come from it."""
-    group = loop.run.groups[submission.group_id]
-    if group.request is not None:
+    group = loop.run.groups.get(submission.group_id)  # a host's held-out answers end when they are handed in
+    if group is not None and group.request is not None:
         rewards = (0.0,) * group.samples  # a client keeps its rewards to itself
         yield KeepHistory(loop.prompt_of(group).key, group, submission, rewards)
         yield e.SamplesFinished(group.group_id)
