@@ -5,11 +5,22 @@ Runs in the environment of a client, which has nothing of this project.
 
 import argparse
 import json
+import os
 import time
+import urllib.request
 from pathlib import Path
 
 import tinker
 from tinker import types
+
+
+def stats() -> dict[str, float]:
+    """Return the CPU seconds that the door has spent, and on how many calls."""
+    headers = {"X-API-Key": os.environ["TINKER_API_KEY"]}
+    url = os.environ["TINKER_BASE_URL"] + "/antiphon/stats"
+    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=30) as reply:
+        said = json.load(reply)
+    return {"cpu_s": said["cpu_s"], "calls": sum(said["calls"].values())}
 
 
 def main() -> None:
@@ -31,7 +42,8 @@ def main() -> None:
             )
             asked.append(sampling.sample(types.ModelInput.from_ints(prompt), 1, parameters))
         tokens = sum(len(one.result().sequences[0].tokens) for one in asked)
-        print(json.dumps({"seconds": time.perf_counter() - begun, "tokens": tokens}), flush=True)
+        line = {"seconds": time.perf_counter() - begun, "tokens": tokens}
+        print(json.dumps(line | stats()), flush=True)
     service.close("success").result()
 
 

@@ -22,9 +22,11 @@ CLIENT = PROJECT / "benchmarks" / "parts" / "door" / "sample_client.py"
 SLOW_S = 30.0
 """How long a future takes in which polls are counted."""
 ENGINE_S = 600.0
-SIZES = ("rollout.concurrent_groups=64", "loop.group_size=2", "rollout.max_model_tokens=512")
+SIZES = ("rollout.concurrent_groups=64", "loop.group_size=2", "rollout.max_model_tokens=2048")
 """Room for as many requests as there are calls."""
-MOST_TOKENS = 384
+MOST_TOKENS = 1536
+VOCABULARY = 4096
+"""Of the random policy: one of so many tokens ends an answer."""
 
 
 def write_prompts(path: Path, count: int) -> Path:
@@ -44,7 +46,7 @@ def make_policy(out: Path) -> Path:
 
     demo = PROJECT / "examples" / "models" / "chain-sum"
     tokenizer = AutoTokenizer.from_pretrained(demo)
-    save_tiny_model(build_model(ModelShape(), seed=0), tokenizer, out)
+    save_tiny_model(build_model(ModelShape(vocabulary=VOCABULARY, context=2048), seed=0), tokenizer, out)
     return out
 
 
@@ -72,13 +74,13 @@ def _rates(calls: int, rounds: int, overrides: list[str]) -> tuple[list[float], 
     with served(*overrides) as door:
         prompts = write_prompts(door.home / "prompts.jsonl", calls)
         words = [str(prompts), "--rounds", str(rounds + 1), "--max-tokens", str(MOST_TOKENS)]
-        before = door.stats()
         said = run_client(client_python(COOKBOOKS[0]), CLIENT, words, door)
-        after = door.stats()
         door.stop()
         alone = _alone(prompts, rounds + 1, overrides)
     through = [row["tokens"] / row["seconds"] for row in said[1:]]
-    return through, alone, round(1000.0 * (after.cpu_s - before.cpu_s) / (after.calls - before.calls), 3)
+    # Between the ends of the first round, before which the services started, and of the last.
+    spent, made = (said[-1][name] - said[0][name] for name in ("cpu_s", "calls"))
+    return through, alone, round(1000.0 * spent / made, 3)
 
 
 def slow_future() -> dict[str, Any]:
