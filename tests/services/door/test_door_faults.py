@@ -51,7 +51,9 @@ def test_what_is_of_one_owner_another_one_neither_hears_nor_lists_nor_loads(tmp_
         loading = {"session_id": own, "model_seq_id": 0, "path": path, "optimizer": True}
         assert "is not here" in await bob.refused("load_weights", loading)
         his = await bob.model(own, 1)
-        assert "is not here" in await bob.refused("load_weights", {"model_id": his, "seq_id": 1, "path": path})
+        assert "is not here" in await bob.refused(
+            "load_weights", {"model_id": his, "seq_id": 1, "path": path}
+        )
         new = {"session_id": own, "sampling_session_seq_id": 0, "model_path": path}
         assert (await bob.ask("POST", "create_sampling_session", new))[0] == 400
         await bob.done("save_weights", {"model_id": his, "seq_id": 2, "path": "his"})
@@ -107,7 +109,10 @@ def test_what_nobody_foresaw_ends_one_call_at_most_never_the_door(
         model = await client.model(await client.session())
         sampler = await client.sampler(model, 1)
         runs.faults = [(where, fault)]
-        asked = {"call": ("forward_backward", training(model, 2)), "sample": ("asample", sampling(sampler, 0))}
+        asked = {
+            "call": ("forward_backward", training(model, 2)),
+            "sample": ("asample", sampling(sampler, 0)),
+        }
         said = await client.result(await client.post(*asked[where]))
         if isinstance(fault, RuntimeError):
             assert said["category"] == "server" and "unforeseen" in said["error"]
