@@ -284,8 +284,8 @@ class Door:
             elif now - line.moved_s > patience_s:
                 first, model.next_seq = model.next_seq, min(line.waiting)
                 line.lost = (
-                    f"call {first} of model {name} did not come, so call {model.next_seq} was not done; go on "
-                    f"with the calls after it, or repeat what is missing of the step"
+                    f"call {first} of model {name} did not come, so call {model.next_seq} was not done; "
+                    "repeat what is missing of the step, or go on with the calls after it"
                 )
                 self._begin(line.waiting[model.next_seq])
 
@@ -357,7 +357,7 @@ class Door:
                 await asyncio.sleep(RETRY_S)
             except AntiphonError as error:
                 return error_of(str(error), "server")
-            except Exception as error:  # else it would end the door, and again at each start
+            except Exception as error:  # noqa: BLE001 - it would end the door for all, and at each start again
                 _log.exception("call.failed", future=future.id)
                 return error_of(f"the door failed at this call: {error!r}; report it", "server")
 

@@ -45,7 +45,7 @@ class ClientCalls:
         given = result.with_suffix("")
         if not forward_only:
             if place < len(held) and held[place] != digest:
-                self._trainer.forget_calls()  # the client was told that one failed: the others are given again
+                self._trainer.forget_calls()  # one that the client heard failed: the others are given again
                 held = ()
             if place > len(held):
                 return len(held), False

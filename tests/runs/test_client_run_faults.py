@@ -1,4 +1,4 @@
-"""A client's run among faults: stopped services, steps that cannot be, saves at one moment, half-made folders."""
+"""A client's run among faults: stopped services, steps that cannot be, saves at one moment, half folders."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -61,7 +61,7 @@ class Services:
             await asyncio.Event().wait()
         assert step < len(self.sealed)
         if step == len(self.made):
-            if self.sealed[step] in self.bad or "all" in self.bad and self.sealed[step] != EMPTY:
+            if self.sealed[step] in self.bad or ("all" in self.bad and self.sealed[step] != EMPTY):
                 raise IntegrityError("the gradient is no number")
             self.made.append(self.sealed[step])
         commit = StepCommit(step, step + 1, "w", self.sealed[step], {"grad_norm": 1.0}, True)

@@ -4,7 +4,6 @@ import asyncio
 import gc
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
