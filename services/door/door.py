@@ -10,7 +10,7 @@ import json
 import re
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -26,6 +26,7 @@ from antiphon.core.client_records import Datum, SampleRequest, SavedWeights, Tra
 from antiphon.core.config import RunConfig
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import AntiphonError, ConfigError, ContractError, IntegrityError, UnavailableError
+from antiphon.core.records import Trajectory
 from antiphon.net.http_serving import read_json
 from antiphon.protos import tinker_pb2 as pb
 from antiphon.services.door import journal as kept
@@ -557,9 +558,9 @@ class Door:
         for name, first, at, count in datum.sequences:
             request_id, _, place = name.rpartition("/")
             sequences = await run.sequences(request_id)
-            if not place.isdigit() or int(place) >= len(sequences):
+            one = _at(sequences, place)
+            if one is None:
                 raise ContractError(f"sequence {name[:80]} was not sampled from this model; train on its own")
-            one = sequences[int(place)]
             if not 0 <= first <= first + count <= one.token_ids.size or at + count > datum.targets.size:
                 raise ContractError(f"sequence {name[:80]} has {one.token_ids.size} tokens, not those named")
             logprobs[at : at + count] = one.logprobs[first : first + count]
@@ -748,9 +749,9 @@ class Door:
         sampler = self.sampler(owner, request_id.rpartition(":")[0])
         run = await self._run(sampler.run_id) if sampler.run_id else None
         found = () if run is None else await run.sequences(request_id)
-        if not place.isdigit() or int(place) >= len(found):
+        one, future = _at(found, place), self.futures.find(request_id)
+        if one is None:
             raise Unknown(f"there is no sequence {id[:80]} here; take its sequence_id")
-        one, future = found[int(place)], self.futures.find(request_id)
         cached = None
         if future is not None and future.form == "protobuf":
             cached = pb.SampleResponse.FromString(self._journal.answer(request_id)).prompt_cache_hit_tokens
@@ -793,6 +794,7 @@ class Door:
         while not reply.trajectories:
             future.waiting_for = reply.waiting_for
             reply = await run.sample(request, POLL_S)
+        said.check_tops(sum(one.token_ids.size for one in reply.trajectories))
         version = run.version if sampler.version is None else sampler.version
         prompt = top = None
         if said.prompt_logprobs or said.topk_prompt_logprobs:
@@ -826,8 +828,9 @@ class Door:
                         break
             else:
                 which = digest_bytes(self._config.model.model_dump_json().encode())[:8]
-                sampler.run_id = f"{self._name}-base-{which}"
-                await self._run(sampler.run_id, ModelOrder(rank=0))
+                run_id = f"{self._name}-base-{which}"
+                await self._run(run_id, ModelOrder(rank=0))
+                sampler.run_id = run_id
             sampler.version = 0
             await self._add_sampler(sampler)
 
@@ -853,6 +856,11 @@ def _order(model: Model, said: wire.NewModel) -> ModelOrder:
     parts = {"attn": wanted.train_attn, "mlp": wanted.train_mlp, "unembed": wanted.train_unembed}
     targets = () if all(parts.values()) or not model.rank else tuple(one for one, on in parts.items() if on)
     return ModelOrder(model.rank, targets, wanted.seed, wire.text(said.user_metadata))
+
+
+def _at(sequences: Sequence[Trajectory], place: str) -> Trajectory | None:
+    """Return the sequence at a place that a client wrote, or None."""
+    return next((one for number, one in enumerate(sequences) if str(number) == place), None)
 
 
 def _bytes(said: BaseModel) -> bytes:

@@ -33,7 +33,7 @@ OLDEST_SDK, NEWEST_SDK = (0, 25), (0, 38)
 MOST_SAMPLES = 1024
 """Most completions of one request."""
 MOST_CELLS = 1 << 22
-"""Most numbers of a sparse tensor, zeros included."""
+"""Most numbers of a sparse tensor, zeros included, and of the most probable tokens in one answer."""
 MASKED = -99_999.0
 """What clients take for no log-probability, in lists of the most probable tokens."""
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
@@ -252,6 +252,20 @@ class Sample(BaseModel):
             stop=tuple(words),
             stop_token_ids=ids,
         )
+
+    def check_tops(self, sampled: int) -> None:
+        """Check that the most probable tokens of the prompt and of all `sampled` tokens fit an answer.
+
+        Raises:
+            ContractError: when they do not.
+        """
+        prompt = sum(len(chunk.tokens) for chunk in self.prompt.chunks)
+        cells = prompt * self.topk_prompt_logprobs + sampled * self.topk_sample_logprobs
+        if cells > MOST_CELLS:
+            raise ContractError(
+                f"topk_prompt_logprobs and topk_sample_logprobs ask for {cells} log-probabilities, more than "
+                f"the {MOST_CELLS} of one answer; ask for fewer"
+            )
 
     def seeds(self) -> tuple[int, ...]:
         """Return the seed of each completion: made from the client's own, or from session and seq_id."""

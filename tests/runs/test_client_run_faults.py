@@ -192,3 +192,25 @@ def test_a_folder_that_a_killed_door_half_made_becomes_the_run(
 
     asyncio.run(create())
     assert order_of(folder) == ModelOrder(0)
+
+
+def test_a_run_whose_services_gave_up_is_begun_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "runs" / "r").mkdir(parents=True)
+    (tmp_path / "runs" / "r" / MODEL).write_text("{}")
+    closed: list[str] = []
+
+    async def enter(self: HomeClientRuns, run_id: str, folder: Path, place: Any) -> Any:
+        place.live = SimpleNamespace(stop_reason="", close=lambda: closed.append(run_id))
+        return SimpleNamespace(left=False, live=place.live)
+
+    monkeypatch.setattr(HomeClientRuns, "_enter", enter)
+
+    async def work() -> None:
+        runs: Any = HomeClientRuns(build_config({}), tmp_path)
+        first = await runs.open("r")
+        assert await runs.open("r") is first and not closed
+        first.live.stop_reason = "learner failed 5 times"
+        second = await runs.open("r")
+        assert second is not first and first.left and closed == ["r"]
+
+    asyncio.run(work())

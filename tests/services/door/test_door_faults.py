@@ -16,12 +16,14 @@ from antiphon.net.security.keys import signing_key
 from antiphon.protos import tinker_pb2 as pb
 from antiphon.services.door import door as door_module
 from antiphon.services.door import futures as futures_module
+from antiphon.services.door import journal as kept
 from antiphon.services.door import server as server_module
 from antiphon.services.door import wire
+from antiphon.services.door.journal import open_journal
 from antiphon.system.clock import wall_clock
 from tests.services.door.test_door import talk
 from tests.support.client_runs import MemoryRuns
-from tests.support.tinker_client import TinkerClient, datum, sampling, step, training
+from tests.support.tinker_client import BASE, TinkerClient, datum, sampling, step, training
 
 
 @pytest.fixture(autouse=True)
@@ -206,3 +208,68 @@ def test_answers_that_nobody_asks_for_are_not_held_in_memory(tmp_path: Path) -> 
         assert await client.result(call)
 
     talk(tmp_path, client)
+
+
+def test_a_base_model_that_found_no_place_is_sampled_once_there_is_one(tmp_path: Path) -> None:
+    async def client(client: TinkerClient) -> None:
+        model = await client.model(await client.session())
+        await client.done("optim_step", step(model, 1))
+        new = {"session_id": await client.session(), "sampling_session_seq_id": 0, "base_model": BASE}
+        sampler = (await client.post("create_sampling_session", new))["sampling_session_id"]
+        assert "places" in await client.refused("asample", sampling(sampler, 0))
+        await client.post("unload_model", {"model_id": model})
+        await client.done("asample", sampling(sampler, 1))
+
+    runs = talk(tmp_path, client, runs=MemoryRuns(places=1))
+    (asked,) = [one for run in runs.all.values() for one in run.requests.values()]
+    assert asked.version == 0
+
+
+@pytest.mark.parametrize("place", ["\u00b2", "1" * 5000, "-1"])
+def test_a_sequence_with_a_place_that_is_no_number_is_not_here(tmp_path: Path, place: str) -> None:
+    async def client(client: TinkerClient) -> None:
+        sampler = await client.sampler(await client.model(await client.session()), 1)
+        future = await client.post("asample", sampling(sampler, 0))
+        await client.result(future)
+        assert (await client.ask("GET", f"/antiphon/sequences/{future['request_id']}/{place}"))[0] == 404
+
+    talk(tmp_path, client)
+
+
+def test_more_probable_tokens_than_an_answer_holds_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "MOST_CELLS", 50)
+
+    async def client(client: TinkerClient) -> None:
+        sampler = await client.sampler(await client.model(await client.session()), 1)
+        await client.done("asample", sampling(sampler, 0, topk_prompt_logprobs=10))
+        said = await client.refused("asample", sampling(sampler, 1, topk_prompt_logprobs=20))
+        assert "topk_prompt_logprobs" in said
+        more = {"num_samples": 9, "topk_sample_logprobs": 10}
+        assert "topk_sample_logprobs" in await client.refused("asample", sampling(sampler, 2, **more))
+
+    talk(tmp_path, client)
+
+
+def test_a_call_whose_forgetting_the_full_disk_lost_can_be_asked_again(tmp_path: Path) -> None:
+    async def asked() -> None:
+        async with open_journal(tmp_path / "journal.sqlite") as journal:
+            await journal.write(kept.begin("s:0", "s", 0, "asample", b"{}"))
+            await journal.write(kept.answer("s:0", "json", b"old"))
+            await journal.write(kept.begin("s:0", "s", 0, "asample", b"{}"))
+            (row,) = journal.rows()
+            assert row.form is None
+
+    asyncio.run(asked())
+
+
+def test_a_row_that_cannot_be_written_does_not_stop_the_journal(tmp_path: Path) -> None:
+    async def asked() -> None:
+        async with open_journal(tmp_path / "journal.sqlite") as journal:
+            with pytest.raises(UnavailableError):
+                await journal.write(kept.stepping("s:0", 1 << 70))
+            async with asyncio.timeout(5):
+                await journal.write(kept.stepping("s:0", 1))
+
+    asyncio.run(asked())
