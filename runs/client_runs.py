@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import structlog
@@ -31,10 +31,10 @@ from antiphon.core.client_records import (
     Scores,
     TrainingCall,
 )
-from antiphon.core.config import RunConfig, load_config
+from antiphon.core.config import RunConfig, dump_config, load_config
 from antiphon.core.config_sections import MOST_STEPS
 from antiphon.core.digests import digest_bytes
-from antiphon.core.errors import ConfigError, ContractError
+from antiphon.core.errors import ConfigError, ContractError, IntegrityError, UnavailableError
 from antiphon.core.records import SnapshotManifest, Trajectory
 from antiphon.core.status import LearnerProgress
 from antiphon.lineage.client_steps import decode_result, encode_call, encode_step
@@ -77,7 +77,9 @@ class LiveClientRun(ClientRun):
         self._store = ArtifactStore(run.store_root)
         self._calls = run.run_dir / CALLS
         self._calls.mkdir(exist_ok=True)
-        self._turn = asyncio.Lock()
+        self._turn, self._noting = asyncio.Lock(), asyncio.Lock()
+        self.left = False
+        """Whether its services are stopped: whoever still holds it opens the run anew."""
 
     @property
     def info(self) -> ModelInfo:
@@ -137,7 +139,12 @@ class LiveClientRun(ClientRun):
                     break
                 else:
                     at += 1
-            return decode_result(await asyncio.to_thread((self._calls / f"{digest}.out").read_bytes))
+            out = self._calls / f"{digest}.out"
+            result = decode_result(await asyncio.to_thread(out.read_bytes))
+            if call.forward_only:  # no step asks for it, and a client may never step
+                path.unlink(missing_ok=True)
+                out.unlink(missing_ok=True)
+            return result
 
     async def step(self, step: int, calls: Sequence[TrainingCall], adam: AdamParameters) -> dict[str, float]:
         tokens = sum(int(datum.targets.size) for call in calls for datum in call.data)
@@ -169,33 +176,57 @@ class LiveClientRun(ClientRun):
         expires = None if ttl_s is None else now + ttl_s
         digest = reply.digest or ""
         made = SavedVersion(saved, version, digest, reply.bytes, now, expires, self._order)
-        await asyncio.to_thread(note_saved, self._run.run_dir, [*self._others(saved), made])
+        async with self._noting:
+            await asyncio.to_thread(note_saved, self._run.run_dir, [*self._others(saved), made])
         return made
 
     async def drop(self, saved: SavedWeights) -> None:
         dropping = partial(self._run.learner.drop_saved, saved.kind, saved.name)
         # First the list: what a killed process leaves of the files is no harm.
-        await asyncio.to_thread(note_saved, self._run.run_dir, self._others(saved))
+        async with self._noting:
+            await asyncio.to_thread(note_saved, self._run.run_dir, self._others(saved))
         await self._reach("learner.drop_saved", dropping)
 
     async def _step(self, step: int, payload: bytes, rows: int, tokens: int) -> dict[str, float]:
         async with self._turn:
             if step > self._version:
                 raise ContractError(f"step {step} is not the next one; the model has version {self._version}")
-            digest = await asyncio.to_thread(self._store.put, payload)
-            sealing = partial(self._run.coordinator.seal_client_step, step, digest, rows, tokens)
-            await self._reach("coordinator.seal_client_step", sealing)
+            digest, coordinator = await asyncio.to_thread(self._store.put, payload), self._run.coordinator
+            sealing = partial(coordinator.seal_client_step, step, digest, rows, tokens)
+            refused: ContractError | IntegrityError | None = None
+            try:
+                await self._reach("coordinator.seal_client_step", sealing)
+            except ContractError as error:
+                status = await self._reach("coordinator.status", coordinator.status)
+                if step < self._version or status.sealed_steps <= step:
+                    raise
+                refused = error  # what is sealed is made nevertheless: no step could follow otherwise
+            try:
+                metrics = await self._made(step)
+            except IntegrityError as error:
+                if step < self._version:
+                    raise
+                refused = IntegrityError(f"{error}; the next step goes on from the weights before it")
+                skipping = partial(coordinator.skip_step, step, str(error), CLIENT)
+                await self._reach("coordinator.skip_step", skipping)
+                metrics = await self._made(step)
+            if refused is not None:
+                raise refused
+            return metrics
 
-            async def ask() -> tuple[LearnerProgress, StepResult | None]:
-                reply = await self._run.learner.await_step(step, POLL_S)
-                return reply.progress, reply.result
+    async def _made(self, step: int) -> dict[str, float]:
+        """Have a sealed step made and published; return its metrics."""
 
-            result = await self._poll(f"step {step}", ask)
-            self._version = max(self._version, step + 1)
-            await self.publish()
-            if step + 1 == self._version:
-                await asyncio.to_thread(self._forget_calls)
-            return dict(result.commit.metrics)
+        async def ask() -> tuple[LearnerProgress, StepResult | None]:
+            reply = await self._run.learner.await_step(step, POLL_S)
+            return reply.progress, reply.result
+
+        result = await self._poll(f"step {step}", ask)
+        self._version = max(self._version, step + 1)
+        await self.publish()
+        if step + 1 == self._version:
+            await asyncio.to_thread(self._forget_calls)
+        return dict(result.commit.metrics)
 
     async def _called(self, step: int, place: int, digest: str, forward_only: bool) -> int | None:
         """Have a call done; None, or how many calls the learner holds where that is fewer than `place`."""
@@ -231,8 +262,22 @@ class LiveClientRun(ClientRun):
         return await self._asked(self._run.stages.done_by_learner(what, f"learner: {what}", ask))
 
     async def _asked(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Have the run's own loop, on which its channels live, do something."""
-        return await asyncio.wrap_future(self._run.clients.begin(work))
+        """Have the run's own loop, on which its channels live, do something.
+
+        Raises:
+            UnavailableError: when the services are stopped, or were meanwhile; the run is to be opened again.
+        """
+        stopped = UnavailableError(f"the services of {self._info.run_id} were stopped; ask again")
+        if self.left:
+            work.close()
+            raise stopped
+        begun = self._run.clients.begin(work)
+        try:
+            return await asyncio.wrap_future(begun)
+        except asyncio.CancelledError:
+            if self.left and not cast("asyncio.Task[Any]", asyncio.current_task()).cancelling():
+                raise stopped from None
+            raise
 
 
 @dataclass(slots=True)
@@ -256,12 +301,14 @@ class HomeClientRuns(ClientRuns):
 
     async def create(self, run_id: str, order: ModelOrder) -> ClientRun:
         folder = self._home / "runs" / run_id
-        if not (folder / "config.yaml").exists():
+        if not (folder / MODEL).exists():  # it is written last
             config = await asyncio.to_thread(config_of, self._config, order)
-            place = directory.RunPlace(run_id, folder, resumed=False)
+            place = directory.RunPlace(run_id, folder, resumed=folder.exists())
             await asyncio.to_thread(directory.create, place, config)
+            if place.resumed:  # a killed door began it
+                write_atomically(folder / "config.yaml", dump_config(config).encode())
             write_atomically(folder / MODEL, _order.dump_json(order))
-        elif (folder / MODEL).exists() and order_of(folder) != order:
+        elif order_of(folder) != order:
             raise ContractError(f"model {run_id} was created with other settings; give it another name")
         return await self.open(run_id)
 
@@ -270,6 +317,10 @@ class HomeClientRuns(ClientRuns):
         if not (folder / MODEL).exists():
             raise ContractError(f"there is no model {run_id} here; create it first")
         place = self._places.get(run_id)
+        if place is not None and place.live is not None and place.live.stop_reason:  # its services gave up
+            _log.warning("model.begins_again", run=run_id, reason=place.live.stop_reason)
+            await self.close(run_id)
+            place = None
         if place is None:
             if len(self._places) >= self._config.door.models:
                 raise ContractError(
@@ -325,6 +376,8 @@ class HomeClientRuns(ClientRuns):
 
     async def _leave(self, run_id: str, place: _Place) -> None:
         self._places.pop(run_id, None)
+        if place.run is not None:
+            place.run.left = True
         live, place.live, place.run = place.live, None, None
         try:
             if live is not None:

@@ -10,7 +10,7 @@ import json
 import re
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -26,6 +26,7 @@ from antiphon.core.client_records import Datum, SampleRequest, SavedWeights, Tra
 from antiphon.core.config import RunConfig
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import AntiphonError, ConfigError, ContractError, IntegrityError, UnavailableError
+from antiphon.core.records import Trajectory
 from antiphon.net.http_serving import read_json
 from antiphon.protos import tinker_pb2 as pb
 from antiphon.services.door import journal as kept
@@ -34,6 +35,8 @@ from antiphon.services.door.futures import RETRY_S, Future, Futures, Gone, error
 from antiphon.services.door.journal import Form, Journal, open_journal
 from antiphon.system.clock import wall_clock
 
+HERE = "local"
+"""Owner of what is made with the key of the home; may read and load what others saved in it."""
 POLL_S = 20.0
 """Longest single wait for samples."""
 TICK_S = 2.0
@@ -106,12 +109,16 @@ class Sampler(BaseModel):
 class _Line:
     """The calls of one model that are not done."""
 
+    moved_s: float
+    """When it was last seen to go on, or to wait for nothing; by the door's clock."""
     waiting: dict[int, Future] = field(default_factory=dict)
     held: list[Future] = field(default_factory=list)
     """Those that add up for the next step."""
     calls: dict[str, TrainingCall] = field(default_factory=dict)
     """What they say, by their ids, as far as it was read."""
     busy: bool = False
+    lost: str = ""
+    """Why the call that is done next is refused: those before it never came."""
 
 
 class Door:
@@ -133,7 +140,7 @@ class Door:
         self.sessions = {one.id: one for one in map(Session.model_validate_json, journal.things("session"))}
         self.models = {one.id: one for one in map(Model.model_validate_json, journal.things("model"))}
         self.samplers = {one.id: one for one in map(Sampler.model_validate_json, journal.things("sampler"))}
-        self._lines = {name: _Line() for name in self.models}
+        self._lines = {name: _Line(clock()) for name in self.models}
         self.futures = Futures(journal, self._begin)
         """What was asked, and what came of it."""
         self._sampling: Counter[str] = Counter()
@@ -242,12 +249,13 @@ class Door:
             await asyncio.sleep(TICK_S)
             needed = {one for line in self._lines.values() for one in line.held}  # the step asks for them
             self.futures.forget(self._config.door.future_ttl_s, needed)
+            self._pass_gaps()
             try:
                 await self._close_silent()
                 if self._clock() - looked > EXPIRY_S:
                     looked = self._clock()
                     await self._drop_expired()
-            except UnavailableError as error:  # the next look tries again
+            except (AntiphonError, OSError) as error:  # the next look tries again
                 _log.warning("door.look", error=str(error))
 
     async def _drop_expired(self) -> None:
@@ -259,9 +267,28 @@ class Door:
                 and one.expires_at < wall_clock()
                 and one.saved.run_id in self._open
             ):
-                run = await self._runs.open(one.saved.run_id)
+                run = await self._run(one.saved.run_id)
                 await run.drop(one.saved)
                 _log.info("weights.expired", path=one.saved.path)
+
+    def _pass_gaps(self) -> None:
+        """Give up numbers of calls that did not come for door.session_timeout_s while later ones wait.
+
+        The client may have heard that they were refused, a body that is too large, and have gone on.
+        """
+        now, patience_s = self._clock(), self._config.door.session_timeout_s
+        for name, line in self._lines.items():
+            model = self.models[name]
+            goes_on = line.busy or not line.waiting or model.next_seq in line.waiting
+            if goes_on or now - self._beats[model.session] > patience_s:  # a silent client may yet send it
+                line.moved_s = now
+            elif now - line.moved_s > patience_s:
+                first, model.next_seq = model.next_seq, min(line.waiting)
+                line.lost = (
+                    f"call {first} of model {name} did not come, so call {model.next_seq} was not done; "
+                    "repeat what is missing of the step, or go on with the calls after it"
+                )
+                self._begin(line.waiting[model.next_seq])
 
     async def _close_silent(self) -> None:
         now, patience_s = self._clock(), self._config.door.session_timeout_s
@@ -286,7 +313,11 @@ class Door:
         """Return a run whose services are up; with an order, one that is created where it is missing."""
         async with self._turns.setdefault(run_id, asyncio.Lock()):
             self._open.add(run_id)
-            return await (self._runs.open(run_id) if order is None else self._runs.create(run_id, order))
+            try:
+                return await (self._runs.open(run_id) if order is None else self._runs.create(run_id, order))
+            except BaseException:
+                self._open.discard(run_id)
+                raise
 
     async def _close(self, run_id: str) -> None:
         async with self._turns.setdefault(run_id, asyncio.Lock()):
@@ -302,11 +333,15 @@ class Door:
             if not line.busy and model.next_seq in line.waiting:
                 line.busy = True
                 self._spawn(self._work(model, line))
+            elif not line.busy:
+                future.waiting_for = f"call {model.next_seq} of this model, which did not come yet"
         elif future.of in self.samplers:
             sampler = self.samplers[future.of]
             self._spawn(self._sample(future, sampler.session, sampler.run_id or "base"))
 
-    async def _tried(self, work: Callable[[], Awaitable[tuple[Form, bytes]]]) -> tuple[Form, bytes]:
+    async def _tried(
+        self, future: Future, work: Callable[[], Awaitable[tuple[Form, bytes]]]
+    ) -> tuple[Form, bytes]:
         """Return an answer, which may be why there is none."""
         deadline = self._clock() + self._config.services.stall_timeout_s
         while True:
@@ -314,13 +349,18 @@ class Door:
                 return await work()
             except (ContractError, ConfigError, IntegrityError) as error:
                 return error_of(str(error), "user")
-            except UnavailableError as error:
+            except (UnavailableError, OSError) as error:
                 _log.warning("run.unreached", error=str(error))
-                if self._clock() > deadline:
+                # A step that was begun may be made already: to go on without it would be to go on for ever.
+                if self._clock() > deadline and future.step is None:
                     return error_of(str(error), "server")
+                future.waiting_for = str(error)
                 await asyncio.sleep(RETRY_S)
             except AntiphonError as error:
                 return error_of(str(error), "server")
+            except Exception as error:  # noqa: BLE001 - it would end the door for all, and at each start again
+                _log.exception("call.failed", future=future.id)
+                return error_of(f"the door failed at this call: {error!r}; report it", "server")
 
     # Models.
 
@@ -345,7 +385,7 @@ class Door:
             raise ContractError("model_seq_id is missing; give it with session_id, or model_id and seq_id")
         name = f"{session.id}:train:{said.model_seq_id}"
         if name not in self.models:
-            found, base = self._find(said.path), self.base_models[0]
+            found, base = self._find(owner, said.path), self.base_models[0]
             await self._add_model(
                 name, session, said.model_seq_id, base, found.order.rank, said.user_metadata
             )
@@ -412,20 +452,25 @@ class Door:
             rank=rank,
             metadata=metadata,
         )
-        self.models[name], self._lines[name] = made, _Line()
         await self._journal.write(kept.keep("model", name, _bytes(made)))
+        if name not in self.models:  # a repetition came meanwhile
+            self.models[name], self._lines[name] = made, _Line(self._clock())
 
     async def _work(self, model: Model, line: _Line) -> None:
         """Do the calls of a model, as long as the next one is there."""
         while (future := line.waiting.get(model.next_seq)) is not None:
             body = self._journal.body(future.id)
-            form, said = await self._tried(lambda: self._do(model, line, future, body))  # noqa: B023
+            future.waiting_for = ""
+            form, said = await self._tried(future, lambda: self._do(model, line, future, body))  # noqa: B023
             del line.waiting[future.seq]
             model.next_seq += 1
             await self.futures.answer(future, form, said, kept.keep("model", model.id, _bytes(model)))
         line.busy = False
 
     async def _do(self, model: Model, line: _Line, future: Future, body: bytes) -> tuple[Form, bytes]:
+        if line.lost:
+            sentence, line.lost = line.lost, ""
+            raise ContractError(sentence)
         match future.call:
             case "create_model":
                 said = read_json(wire.NewModel, body)
@@ -457,7 +502,7 @@ class Door:
     async def _load(
         self, model: Model, line: _Line, future: Future, said: wire.LoadWeights
     ) -> tuple[Form, bytes]:
-        found = self._find(said.path)
+        found = self._find(self.sessions[model.session].owner, said.path)
         if future.seq == 0:
             order = replace(found.order, description=wire.text(model.metadata))
             run = await self._run(model.run_id, order)
@@ -513,9 +558,9 @@ class Door:
         for name, first, at, count in datum.sequences:
             request_id, _, place = name.rpartition("/")
             sequences = await run.sequences(request_id)
-            if not place.isdigit() or int(place) >= len(sequences):
+            one = _at(sequences, place)
+            if one is None:
                 raise ContractError(f"sequence {name[:80]} was not sampled from this model; train on its own")
-            one = sequences[int(place)]
             if not 0 <= first <= first + count <= one.token_ids.size or at + count > datum.targets.size:
                 raise ContractError(f"sequence {name[:80]} has {one.token_ids.size} tokens, not those named")
             logprobs[at : at + count] = one.logprobs[first : first + count]
@@ -571,14 +616,19 @@ class Door:
             await self._journal.write(kept.keep("sampler", old.id, _bytes(old)))
         return _json(type="save_weights_for_sampler", path=None, sampling_session_id=name)
 
-    def _find(self, path: str) -> SavedVersion:
+    def _runs_of(self, owner: str) -> set[str]:
+        """Return the runs whose saved weights an owner may see."""
+        own = {one.run_id for one in self.models.values() if self.sessions[one.session].owner == owner}
+        return {*self._runs.runs()} if owner == HERE else own & {*self._runs.runs()}
+
+    def _find(self, owner: str, path: str) -> SavedVersion:
         """Return what is saved under a path.
 
         Raises:
-            ContractError: when nothing is.
+            ContractError: when nothing of this owner is.
         """
         parts = _SAVED.fullmatch(path)
-        found = self._runs.saved(parts[1]) if parts and parts[1] in self._runs.runs() else ()
+        found = self._runs.saved(parts[1]) if parts and parts[1] in self._runs_of(owner) else ()
         for one in found:
             if one.saved.path == path:
                 return one
@@ -586,7 +636,7 @@ class Door:
 
     async def weights_info(self, owner: str, said: wire.WeightsInfo) -> dict[str, Any]:
         """Return what a client is told of saved weights."""
-        order = self._find(said.tinker_path).order
+        order = self._find(owner, said.tinker_path).order
         parts = order.targets or ("attn", "mlp", "unembed")
         named = {
             "base_model": self.base_models[0],
@@ -598,7 +648,8 @@ class Door:
     async def checkpoints(self, owner: str, id: str | None = None) -> dict[str, Any]:
         """Return what is saved, of one model or run, or of all."""
         run_id = self.models[id].run_id if id in self.models else id
-        if run_id is not None and run_id not in self._runs.runs():
+        mine = self._runs_of(owner)
+        if run_id is not None and run_id not in mine:
             raise Unknown(f"there is no training run {run_id[:80]} here; list those that are")
         kinds = {"weights": "training", "sampler_weights": "sampler"}
         found = [
@@ -612,7 +663,7 @@ class Door:
                 "expires_at": None if one.expires_at is None else _time(one.expires_at),
             }
             for one in self._runs.saved(run_id)
-            if not _EPHEMERAL.fullmatch(one.saved.name)
+            if one.saved.run_id in mine and not _EPHEMERAL.fullmatch(one.saved.name)
         ]
         return {"checkpoints": found, **_all(found)}
 
@@ -644,9 +695,17 @@ class Door:
     async def drop(self, owner: str, id: str, checkpoint: str) -> dict[str, Any]:
         """Give up saved weights of this owner."""
         run_id = (await self.training_run(owner, id))["training_run_id"]
-        found = self._find(f"tinker://{run_id}/{checkpoint}")
+        found = self._find(owner, f"tinker://{run_id}/{checkpoint}")
         await (await self._run(run_id)).drop(found.saved)
         return {}
+
+    async def retrieve(self, owner: str, name: str) -> tuple[Form, bytes] | Future:
+        """Return the answer to a call of this owner; as `Futures.retrieve`."""
+        future = self.futures.find(name)
+        of = None if future is None else self.models.get(future.of) or self.samplers.get(future.of)
+        if of is not None and self.sessions[of.session].owner != owner:
+            raise Gone(f"there is no answer to {name[:80]} here any more; ask again")
+        return await self.futures.retrieve(name)
 
     # Samples.
 
@@ -656,7 +715,7 @@ class Door:
         name = f"{session.id}:sample:{said.sampling_session_seq_id}"
         made = Sampler(id=name, session=session.id, base_model=said.base_model or self.base_models[0])
         if said.model_path is not None:
-            found = self._find(said.model_path)
+            found = self._find(owner, said.model_path)
             made.run_id, made.version, made.path = found.saved.run_id, found.version, said.model_path
         else:
             self._check_base(made.base_model)
@@ -697,9 +756,9 @@ class Door:
         sampler = self.sampler(owner, request_id.rpartition(":")[0])
         run = await self._run(sampler.run_id) if sampler.run_id else None
         found = () if run is None else await run.sequences(request_id)
-        if not place.isdigit() or int(place) >= len(found):
+        one, future = _at(found, place), self.futures.find(request_id)
+        if one is None:
             raise Unknown(f"there is no sequence {id[:80]} here; take its sequence_id")
-        one, future = found[int(place)], self.futures.find(request_id)
         cached = None
         if future is not None and future.form == "protobuf":
             cached = pb.SampleResponse.FromString(self._journal.answer(request_id)).prompt_cache_hit_tokens
@@ -720,7 +779,7 @@ class Door:
         self._sampling[session] += 1
         self._queued[queue] += 1
         said = read_json(wire.Sample, self._journal.body(future.id))
-        form, answer = await self._tried(lambda: self._sampled(future, said))
+        form, answer = await self._tried(future, lambda: self._sampled(future, said))
         await self.futures.answer(future, form, answer)
         self._sampling[session] -= 1
         self._queued[queue] -= 1
@@ -742,6 +801,7 @@ class Door:
         while not reply.trajectories:
             future.waiting_for = reply.waiting_for
             reply = await run.sample(request, POLL_S)
+        said.check_tops(sum(one.token_ids.size for one in reply.trajectories))
         version = run.version if sampler.version is None else sampler.version
         prompt = top = None
         if said.prompt_logprobs or said.topk_prompt_logprobs:
@@ -775,8 +835,9 @@ class Door:
                         break
             else:
                 which = digest_bytes(self._config.model.model_dump_json().encode())[:8]
-                sampler.run_id = f"{self._name}-base-{which}"
-                await self._run(sampler.run_id, ModelOrder(rank=0))
+                run_id = f"{self._name}-base-{which}"
+                await self._run(run_id, ModelOrder(rank=0))
+                sampler.run_id = run_id
             sampler.version = 0
             await self._add_sampler(sampler)
 
@@ -802,6 +863,11 @@ def _order(model: Model, said: wire.NewModel) -> ModelOrder:
     parts = {"attn": wanted.train_attn, "mlp": wanted.train_mlp, "unembed": wanted.train_unembed}
     targets = () if all(parts.values()) or not model.rank else tuple(one for one, on in parts.items() if on)
     return ModelOrder(model.rank, targets, wanted.seed, wire.text(said.user_metadata))
+
+
+def _at(sequences: Sequence[Trajectory], place: str) -> Trajectory | None:
+    """Return the sequence at a place that a client wrote, or None."""
+    return next((one for number, one in enumerate(sequences) if str(number) == place), None)
 
 
 def _bytes(said: BaseModel) -> bytes:

@@ -41,8 +41,6 @@ class Future:
     form: Form | None = None
     """Of its answer; None while there is none."""
     told_at: float | None = None
-    answer: bytes | None = None
-    """Until it was told; then it is in the journal alone."""
     waiting_for: str = ""
     change: Wakeup = field(default_factory=Wakeup)
     written: "asyncio.Future[None] | None" = None
@@ -116,7 +114,7 @@ class Futures:
             except UnavailableError as error:  # it is not told before it is kept
                 _log.warning("future.unkept", future=future.id, error=str(error))
                 await asyncio.sleep(RETRY_S)
-        future.answer, future.form = said, form
+        future.form = form
         self.answered += 1
         future.change.notify()
 
@@ -135,14 +133,14 @@ class Futures:
         while future.form is None:
             if not await future.change.wait(deadline - loop.time()):
                 return future
-        said = self._journal.answer(name) if future.answer is None else future.answer
+        said = self._journal.answer(name)
         if future.told_at is None:
             self.tell(future)
         return future.form, said
 
     def tell(self, future: Future) -> None:
         """Begin the time after which an answer is forgotten."""
-        future.told_at, future.answer = wall_clock(), None
+        future.told_at = wall_clock()
         self._told.append(future)
         self._journal.note(kept.told(future.id, future.told_at))
 

@@ -51,8 +51,8 @@ def keep(kind: Kind, name: str, said: bytes) -> Statement:
 
 def begin(name: str, of: str, seq: int, call: str, body: bytes) -> Statement:
     """Return what keeps a call that has no answer yet."""
-    columns = "(id, of, seq, call, body)"
-    return f"INSERT INTO futures {columns} VALUES (?, ?, ?, ?, ?)", (name, of, seq, call, body)
+    columns = "(id, of, seq, call, body)"  # a row whose removal a full disk lost is replaced
+    return f"INSERT OR REPLACE INTO futures {columns} VALUES (?, ?, ?, ?, ?)", (name, of, seq, call, body)
 
 
 def stepping(name: str, step: int) -> Statement:
@@ -160,7 +160,7 @@ class Journal:
                 self._writer.execute("BEGIN")
                 for text, values in statements:
                     self._writer.execute(text, values)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OverflowError, ValueError) as error:  # also of values that no row can have
             raise self._unusable(error) from error
 
     def _one(self, column: str, name: str) -> Any:

@@ -29,7 +29,7 @@ from antiphon.net.security.credentials import read_token
 from antiphon.net.security.guard import Guard
 from antiphon.net.security.keys import make_private_folder, write_private
 from antiphon.services.door import wire
-from antiphon.services.door.door import Busy, Door, Unknown, open_door
+from antiphon.services.door.door import HERE, Busy, Door, Unknown, open_door
 from antiphon.services.door.futures import Future, Gone
 from antiphon.system.files import hold
 from antiphon.system.ports import free_port
@@ -43,8 +43,8 @@ OWNER = web.RequestKey("owner", str)
 """Whose key a request shows."""
 SAMPLES = web.RequestKey("samples", int)
 """How many completions a request asks for."""
-HERE = "local"
-"""Owner of what is made with the key of the home."""
+MOST_UNSERVED = 1000
+"""Different calls that are counted and not served."""
 _CONFIG = {"use_pyqwest_transport": False}
 """What clients are told of themselves: their other transport was not tried."""
 _STATUS: dict[type[AntiphonError], int] = {Unknown: 404, Gone: 410, Busy: 429}
@@ -110,9 +110,12 @@ class DoorServer:
             return await handler(request)
         except Refusal as refusal:
             return _error(401 if refusal.denial is Denial.UNKNOWN else 403, str(refusal))
+        except web.HTTPRequestEntityTooLarge:
+            return _error(413, f"the body is larger than {BODY_BYTES} bytes; send fewer data at a time")
         except web.HTTPException as error:
             path = f"{request.method} {request.path[:200]}"
-            self._unserved[path] += 1
+            if path in self._unserved or len(self._unserved) < MOST_UNSERVED:
+                self._unserved[path] += 1
             _log.warning("door.unserved", call=path)
             return _error(error.status, f"{path} is not served here ({error.reason})")
         except UnavailableError as error:
@@ -168,7 +171,7 @@ class DoorServer:
 
     async def _retrieve(self, request: web.Request) -> web.Response:
         name = read_json(wire.Retrieve, await _body(request)).request_id
-        found = await self._door.futures.retrieve(name)
+        found = await self._door.retrieve(request[OWNER], name)
         if isinstance(found, Future):
             reason = {"queue_state_reason": found.waiting_for} if found.waiting_for else {}
             return _json({"type": "try_again", "request_id": name, "queue_state": "active", **reason})

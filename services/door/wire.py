@@ -22,6 +22,7 @@ from antiphon.core.client_records import (
     Scores,
     TrainingCall,
 )
+from antiphon.core.config_sections import YEAR_S
 from antiphon.core.errors import ContractError
 from antiphon.core.records import FinishReason, FloatArray, SamplingParameters
 from antiphon.core.seeds import derive_seed
@@ -31,6 +32,8 @@ OLDEST_SDK, NEWEST_SDK = (0, 25), (0, 38)
 """Versions of the SDK that were tried."""
 MOST_SAMPLES = 1024
 """Most completions of one request."""
+MOST_CELLS = 1 << 22
+"""Most numbers of a sparse tensor, zeros included, and of the most probable tokens in one answer."""
 MASKED = -99_999.0
 """What clients take for no log-probability, in lists of the most probable tokens."""
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
@@ -126,7 +129,7 @@ class SaveWeights(InOrder):
     """`save_weights`."""
 
     path: Annotated[str, Field(pattern=_NAME)] | None = None
-    ttl_seconds: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
+    ttl_seconds: Annotated[float, Field(gt=0.0, le=100 * YEAR_S)] | None = None
     overwrite: bool = False
 
 
@@ -250,6 +253,20 @@ class Sample(BaseModel):
             stop_token_ids=ids,
         )
 
+    def check_tops(self, sampled: int) -> None:
+        """Check that the most probable tokens of the prompt and of all `sampled` tokens fit an answer.
+
+        Raises:
+            ContractError: when they do not.
+        """
+        prompt = sum(len(chunk.tokens) for chunk in self.prompt.chunks)
+        cells = prompt * self.topk_prompt_logprobs + sampled * self.topk_sample_logprobs
+        if cells > MOST_CELLS:
+            raise ContractError(
+                f"topk_prompt_logprobs and topk_sample_logprobs ask for {cells} log-probabilities, more than "
+                f"the {MOST_CELLS} of one answer; ask for fewer"
+            )
+
     def seeds(self) -> tuple[int, ...]:
         """Return the seed of each completion: made from the client's own, or from session and seq_id."""
         given = self.sampling_params.seed
@@ -312,7 +329,7 @@ def array_of(tensor: pb.Tensor, name: str) -> np.ndarray[Any, Any]:
         if not sparse:
             return values.reshape(shape or (-1,))
         rows, columns = np.frombuffer(csr.crow_indices, "<i8"), np.frombuffer(csr.col_indices, "<i8")
-        if len(shape) != 2 or math.prod(shape) > 1 << 28 or rows.size != shape[0] + 1:
+        if len(shape) != 2 or math.prod(shape) > MOST_CELLS or rows.size != shape[0] + 1:
             raise ValueError(f"sparse, of shape {list(shape)}")
         counts = np.diff(rows)
         if rows[0] != 0 or rows[-1] != values.size or (counts < 0).any() or columns.size != values.size:
@@ -352,7 +369,11 @@ def _datum(said: pb.Datum, where: str) -> Datum:
     inputs = {}
     for name, tensor in said.loss_fn_inputs.items():
         found = array_of(tensor, f"{where}: {name[:60]}")
-        inputs[name] = found[:, 0] if found.shape[1:] == (1,) else found
+        found = found[:, 0] if found.shape[1:] == (1,) else found
+        if found.ndim != 1:
+            shape = list(found.shape)
+            raise ContractError(f"{where}: {name[:60]} has shape {shape}; give one number for each position")
+        inputs[name] = found
     targets = inputs.pop("target_tokens", None)
     if targets is None or targets.dtype.kind != "i":
         raise ContractError(f"{where} has no target_tokens of int64; give the token that follows each")

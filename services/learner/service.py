@@ -4,7 +4,8 @@ Training runs on one thread of its own, and looking after snapshots on another: 
 meanwhile. A version that is to be published is on the disk before its step is committed. A call that is
 repeated joins the one under way, and a step that was trained but whose commit went astray is committed again,
 never trained twice. After a loss that is no number the weights of the version before are back, and the run
-is paused. When the step is skipped meanwhile, its batch is dropped for the empty one that replaces it.
+is paused, unless a client drives it, whose door skips the step. When the step is skipped meanwhile, its batch
+is dropped for the empty one that replaces it.
 """
 
 import asyncio
@@ -352,7 +353,7 @@ class LearnerService(Learner):
         """Train on a batch, write the version and commit it; None when the step was skipped meanwhile.
 
         What an earlier call got done of it is not done again. Over an altered batch or a loss that is no
-        number the run is paused, with the weights of the version before back.
+        number the run is paused, unless a client drives it, with the weights of the version before back.
         """
         step, progress, trainer = batch.step, self._trainer.progress, self._trainer
         if self._trained is not None and self._trained[0] != batch.digest:
@@ -391,11 +392,14 @@ class LearnerService(Learner):
                 f"step {step} on batch {batch.digest[:12]} was not committed: {error}; or skip the "
                 f"step with `antiphon skip RUN {step} --reason TEXT`; then start the run again"
             )
+            if self._config.client_driven:  # the door hears it, skips the step and goes on
+                reason = f"step {step} was not made: {error}"
             if skipped:
                 _log.warning("batch.dropped", step=step, digest=batch.digest[:12])
             else:
                 _log.error("step.refused", step=step, batch=batch.digest, reason=reason)
-                await self._reach("pausing the run", partial(self._coordinator.pause, reason))
+                if not self._config.client_driven:
+                    await self._reach("pausing the run", partial(self._coordinator.pause, reason))
             if trainer.version != self._version:
                 await self._restore()
             if skipped:

@@ -120,6 +120,10 @@ class Trainer(Training):
         """Return the digests of the calls of a client whose gradients are summed, in order."""
         return self._accumulation().digests
 
+    def forget_calls(self) -> None:
+        """Drop the gradients of the calls that are held."""
+        self._accumulation().drop()
+
     def call(self, call: TrainingCall, digest: str) -> CallResult:
         """Add the gradients of a client's call, unless it is `forward_only`, and return its result.
 

@@ -111,6 +111,8 @@ async def served(
     home: Path, runs: MemoryRuns, guard: Guard | None = None, **door: Any
 ) -> AsyncIterator[TinkerClient]:
     """Serve a door before runs in memory, and yield a client of it."""
-    config = build_config({"model": {"path": "tiny"}, "door": {"base_models": [BASE], **door}})
+    services = {"stall_timeout_s": door.pop("stall_timeout_s", 300.0)}
+    tree = {"model": {"path": "tiny"}, "services": services, "door": {"base_models": [BASE], **door}}
+    config = build_config(tree)
     async with serve_door(config, "probe", runs, home, guard) as url, aiohttp.ClientSession() as http:
         yield TinkerClient(http, url, (home / KEY).read_text().strip(), runs)

@@ -49,7 +49,7 @@ def test_what_cannot_be_written_is_said_and_is_not_there(tmp_path: Path) -> None
             await journal.write(kept.begin("a", "m", 1, "optim_step", b""))
             with pytest.raises(UnavailableError, match="cannot be used"):
                 await journal.write(
-                    kept.begin("b", "m", 2, "optim_step", b""), kept.begin("a", "m", 1, "optim_step", b"")
+                    kept.begin("b", "m", 2, "optim_step", b""), ("INSERT INTO futures (id) VALUES ('a')", ())
                 )
             await journal.write(kept.begin("c", "m", 3, "optim_step", b""))
             assert [row.id for row in journal.rows()] == ["a", "c"]

@@ -16,10 +16,13 @@ from antiphon.core.client_records import AdamParameters, LoadOrder, SavedWeights
 from antiphon.core.config import RunConfig
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ContractError, IntegrityError
+from antiphon.core.loop.assembly import SealPlan
+from antiphon.core.loop.group_state import Tally
 from antiphon.lineage.client_steps import decode_result, encode_call, encode_step
 from antiphon.lineage.rollout_table import encode_batch
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.net.rpc.serving import start_server, stop_server
+from antiphon.services.coordinator.sealing import seal_batch
 from antiphon.services.learner.client import LearnerClient
 from antiphon.services.learner.server import open_learner, register_learner
 from antiphon.services.learner.service import LearnerService
@@ -100,8 +103,9 @@ def test_calls_over_the_wire_and_a_learner_killed_between_backward_and_step(
             np.testing.assert_allclose(own, other, atol=1e-5)
         digest = bench.write(parts[1])
         assert (await client.await_call(0, 1, digest, False, 5.0)).done  # again: nothing is added
-        with pytest.raises(ContractError, match="call 1 since version 0 is"):
-            await client.await_call(0, 1, bench.write(make_call(9)), False, 5.0)
+        other = await client.await_call(0, 1, bench.write(make_call(9)), False, 5.0)
+        assert (other.held, other.done) == (0, False)  # one that failed was held: all are given again
+        await bench.give(client, parts)
         with pytest.raises(ContractError, match=r"a call since version 3 cannot be done; .* version 0"):
             await client.await_call(3, 0, digest, False, 5.0)
         with pytest.raises(ContractError, match="datum 0 has no logprobs, which ppo needs"):
@@ -124,6 +128,35 @@ def test_calls_over_the_wire_and_a_learner_killed_between_backward_and_step(
         learner = await again.learner()  # no checkpoint of version 1: its step is repeated
         assert await again.step(learner, parts[:1]) == second
         await learner.close()
+
+    run(body)
+
+
+def test_a_gradient_that_is_no_number_pauses_no_client_and_an_empty_batch_makes_the_version(
+    model: Path, tmp_path: Path
+) -> None:
+    async def body() -> None:
+        bench = Bench(tmp_path, client_config(model))
+        learner = await bench.learner()
+        before = await bench.step(learner, chunks(make_call(1, 4), 1))
+        good = make_call(2, 4)
+        huge = replace(good, data=tuple(replace(one, inputs={"weights": one.inputs["weights"] * 1e30})
+                                        for one in good.data))  # fmt: skip
+        await bench.give(learner, [huge])
+        with pytest.raises(IntegrityError, match="step 1 was not made: the norm of the gradient is inf"):
+            await bench.step(learner, [huge])
+        assert not bench.coordinator.paused
+        plan = SealPlan(1, (), ())  # what the coordinator puts in the place of a skipped batch
+        bench.coordinator.batches[1] = seal_batch(plan, {}, Tally(), bench.config, bench.store).digest
+        made = await learner.await_step(1, 20.0)
+        assert made.result is not None and made.result.commit.weights_digest == before
+        await bench.give(learner, [good])
+        after = await bench.step(learner, [good])
+        assert after != before and len(bench.coordinator.commits_made) == 3
+        await learner.close()
+        again = await bench.learner()  # what was skipped is repeated as it was
+        assert (await again.status()).version == 3
+        await again.close()
 
     run(body)
 
