@@ -138,6 +138,14 @@ class Trainer(Training):
         finally:
             self._checkpoints = own
 
+    def begin_from(self, checkpoints: CheckpointStore, version: int) -> TrainedStep:
+        """Begin again as `begin`, from a checkpoint that was checked elsewhere."""
+        own, self._checkpoints = self._checkpoints, checkpoints
+        try:
+            return self.begin(version)
+        finally:
+            self._checkpoints = own
+
     def _accumulation(self) -> Accumulation:
         self._held()
         if self._calls is None:
@@ -169,8 +177,12 @@ class Trainer(Training):
                 raise IntegrityError(f"the step file of step {step} cannot be trained on: {error}") from error
             # Until the update is done the engine stands between two versions.
             self.version = -1
-            sums = calls.close()
-            metrics |= _client_metrics(sums, engine.step_with(said.order))
+            try:
+                sums = calls.close()
+                metrics |= _client_metrics(sums, engine.step_with(said.order))
+            except RuntimeError as error:  # torch's word for numbers beyond float32, and for no memory
+                words = " ".join(str(error).split())[:200]
+                raise IntegrityError(f"{said.order} cannot be applied: {words}") from error
             metrics["learning_rate"] = said.order.learning_rate
         self.version = step + 1
         metrics["train_s"] = time.perf_counter() - begun
