@@ -21,6 +21,8 @@ CLIPS = ("clip_low_threshold", "clip_high_threshold")
 """Bounds of the ratio, by these names in a call's configuration or, per position, in its inputs."""
 DEFAULTS = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2, "beta": 0.05}
 """What a call's configuration leaves out; beta is dro's."""
+LEAST_EPS = 1e-37
+"""Smaller ones are 0 in float32."""
 _CLIPPED = ("ppo", "cispo", "gspo")
 _INPUTS = ("weights", "logprobs", "advantages", "mask", "sequence_ratio_mask", "staleness", *CLIPS)
 
@@ -149,6 +151,10 @@ def check_adam(adam: AdamParameters) -> None:
     for name in ("learning_rate", "beta1", "beta2", "eps", "weight_decay", "grad_clip_norm"):
         value = getattr(adam, name)
         below = name in ("beta1", "beta2")
+        if name == "eps" and 0 <= value < LEAST_EPS:
+            raise ContractError(
+                f"eps={value} cannot be: a weight without a gradient would become 0 / 0; give 1e-12"
+            )
         if not math.isfinite(value) or value < 0 or (below and value >= 1):
             raise ContractError(
                 f"{name}={value} cannot be; give a number of at least 0{' and below 1' if below else ''}"

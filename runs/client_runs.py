@@ -20,6 +20,7 @@ from pydantic import TypeAdapter
 
 from antiphon.api.client_run import ClientRun, ClientRuns, ModelInfo, ModelOrder, SavedVersion
 from antiphon.api.learner import CallReply, SavedReply, StepResult
+from antiphon.core.client_checks import check_adam
 from antiphon.core.client_records import (
     CLIENT,
     AdamParameters,
@@ -31,11 +32,11 @@ from antiphon.core.client_records import (
     Scores,
     TrainingCall,
 )
-from antiphon.core.config import RunConfig, load_config
+from antiphon.core.config import RunConfig, dump_config, load_config
 from antiphon.core.config_sections import MOST_STEPS
 from antiphon.core.digests import digest_bytes
-from antiphon.core.errors import ConfigError, ContractError
-from antiphon.core.records import SnapshotManifest, Trajectory
+from antiphon.core.errors import ConfigError, ContractError, IntegrityError
+from antiphon.core.records import SnapshotManifest, StepCommit, Trajectory
 from antiphon.core.status import LearnerProgress
 from antiphon.lineage.client_steps import decode_result, encode_call, encode_step
 from antiphon.lineage.saved_weights import MODEL, find_saved, note_saved, saved_of
@@ -77,7 +78,7 @@ class LiveClientRun(ClientRun):
         self._store = ArtifactStore(run.store_root)
         self._calls = run.run_dir / CALLS
         self._calls.mkdir(exist_ok=True)
-        self._turn = asyncio.Lock()
+        self._turn, self._listing = asyncio.Lock(), asyncio.Lock()
 
     @property
     def info(self) -> ModelInfo:
@@ -137,9 +138,15 @@ class LiveClientRun(ClientRun):
                     break
                 else:
                     at += 1
-            return decode_result(await asyncio.to_thread((self._calls / f"{digest}.out").read_bytes))
+            answer = self._calls / f"{digest}.out"
+            result = decode_result(await asyncio.to_thread(answer.read_bytes))
+            if call.forward_only:  # no step comes to need it, or may ever come to remove it
+                path.unlink()
+                answer.unlink()
+            return result
 
     async def step(self, step: int, calls: Sequence[TrainingCall], adam: AdamParameters) -> dict[str, float]:
+        check_adam(adam)
         tokens = sum(int(datum.targets.size) for call in calls for datum in call.data)
         rows = sum(len(call.data) for call in calls)
         payload = await asyncio.to_thread(encode_step, calls, adam)
@@ -169,13 +176,15 @@ class LiveClientRun(ClientRun):
         expires = None if ttl_s is None else now + ttl_s
         digest = reply.digest or ""
         made = SavedVersion(saved, version, digest, reply.bytes, now, expires, self._order)
-        await asyncio.to_thread(note_saved, self._run.run_dir, [*self._others(saved), made])
+        async with self._listing:
+            await asyncio.to_thread(note_saved, self._run.run_dir, [*self._others(saved), made])
         return made
 
     async def drop(self, saved: SavedWeights) -> None:
         dropping = partial(self._run.learner.drop_saved, saved.kind, saved.name)
         # First the list: what a killed process leaves of the files is no harm.
-        await asyncio.to_thread(note_saved, self._run.run_dir, self._others(saved))
+        async with self._listing:
+            await asyncio.to_thread(note_saved, self._run.run_dir, self._others(saved))
         await self._reach("learner.drop_saved", dropping)
 
     async def _step(self, step: int, payload: bytes, rows: int, tokens: int) -> dict[str, float]:
@@ -184,18 +193,41 @@ class LiveClientRun(ClientRun):
                 raise ContractError(f"step {step} is not the next one; the model has version {self._version}")
             digest = await asyncio.to_thread(self._store.put, payload)
             sealing = partial(self._run.coordinator.seal_client_step, step, digest, rows, tokens)
-            await self._reach("coordinator.seal_client_step", sealing)
-
-            async def ask() -> tuple[LearnerProgress, StepResult | None]:
-                reply = await self._run.learner.await_step(step, POLL_S)
-                return reply.progress, reply.result
-
-            result = await self._poll(f"step {step}", ask)
+            refusal: Exception | None = None
+            try:
+                await self._reach("coordinator.seal_client_step", sealing)
+                commit = await self._made(step)
+            except (ContractError, IntegrityError) as error:
+                # What nobody can train on was skipped; the step is made without it, so that others follow.
+                if step != self._version or await self._sealed(step) in (None, digest):
+                    raise
+                refusal = error
+                try:
+                    commit = await self._made(step)
+                except IntegrityError:  # of what an earlier call sealed, which is skipped only now
+                    commit = await self._made(step)
             self._version = max(self._version, step + 1)
             await self.publish()
             if step + 1 == self._version:
                 await asyncio.to_thread(self._forget_calls)
-            return dict(result.commit.metrics)
+            if commit.batch_digest != digest:
+                raise refusal or ContractError(f"step {step} was skipped, nothing was trained; do it again")
+            return dict(commit.metrics)
+
+    async def _sealed(self, step: int) -> str | None:
+        """Return the digest of the batch that a step has."""
+        asking = partial(self._run.coordinator.await_stage, "reward", step, 0.0)
+        batch = (await self._reach("coordinator.await_stage", asking)).batch
+        return None if batch is None else batch.digest
+
+    async def _made(self, step: int) -> StepCommit:
+        """Have the learner make a step."""
+
+        async def ask() -> tuple[LearnerProgress, StepResult | None]:
+            reply = await self._run.learner.await_step(step, POLL_S)
+            return reply.progress, reply.result
+
+        return (await self._poll(f"step {step}", ask)).commit
 
     async def _called(self, step: int, place: int, digest: str, forward_only: bool) -> int | None:
         """Have a call done; None, or how many calls the learner holds where that is fewer than `place`."""
@@ -256,12 +288,15 @@ class HomeClientRuns(ClientRuns):
 
     async def create(self, run_id: str, order: ModelOrder) -> ClientRun:
         folder = self._home / "runs" / run_id
-        if not (folder / "config.yaml").exists():
+        known = (folder / MODEL).exists()  # written last: a killed process may have left the rest
+        if not known and not (folder / STARTS).exists():
             config = await asyncio.to_thread(config_of, self._config, order)
-            place = directory.RunPlace(run_id, folder, resumed=False)
+            place = directory.RunPlace(run_id, folder, resumed=folder.exists())
             await asyncio.to_thread(directory.create, place, config)
+            if place.resumed:
+                write_atomically(folder / "config.yaml", dump_config(config).encode())
             write_atomically(folder / MODEL, _order.dump_json(order))
-        elif (folder / MODEL).exists() and order_of(folder) != order:
+        elif known and order_of(folder) != order:
             raise ContractError(f"model {run_id} was created with other settings; give it another name")
         return await self.open(run_id)
 
@@ -278,6 +313,8 @@ class HomeClientRuns(ClientRuns):
                 )
             place = self._places[run_id] = _Place(ThreadPoolExecutor(1, f"run-{run_id}"))
         async with place.lock:
+            if self._places.get(run_id) is not place:  # it was left while this waited
+                return await self.open(run_id)
             if place.run is None:
                 try:
                     place.run = await self._enter(run_id, folder, place)

@@ -4,7 +4,7 @@ Training runs on one thread of its own, and looking after snapshots on another: 
 meanwhile. A version that is to be published is on the disk before its step is committed. A call that is
 repeated joins the one under way, and a step that was trained but whose commit went astray is committed again,
 never trained twice. After a loss that is no number the weights of the version before are back, and the run
-is paused. When the step is skipped meanwhile, its batch is dropped for the empty one that replaces it.
+is paused; a step of a client is skipped instead. When the step is skipped meanwhile, its batch is dropped for the empty one that replaces it.
 """
 
 import asyncio
@@ -191,6 +191,8 @@ class LearnerService(Learner):
                         f"a call since version {step} cannot be done; the learner holds version "
                         f"{self._version}"
                     )
+                if self._trainer.version != self._version:  # a step ended half way
+                    await self._restore()
                 self._trainer.progress.begin(f"doing call {place} since version {step}", "micro-batch")
                 self._state = "training"
                 try:
@@ -393,6 +395,14 @@ class LearnerService(Learner):
             )
             if skipped:
                 _log.warning("batch.dropped", step=step, digest=batch.digest[:12])
+            elif self._client is not None:
+                # Its client hears of it and takes other steps, for which the run must go on.
+                reason = (
+                    f"step {step} was not made: {error}; nothing was trained, version {step + 1} is version "
+                    f"{step} again"
+                )
+                skipping = partial(self._coordinator.skip_step, step, reason, "learner")
+                await self._reach(f"skipping step {step}", skipping)
             else:
                 _log.error("step.refused", step=step, batch=batch.digest, reason=reason)
                 await self._reach("pausing the run", partial(self._coordinator.pause, reason))

@@ -87,11 +87,13 @@ def test_shapes_lengths_and_missing_inputs() -> None:
 
 def test_parameters_of_a_step() -> None:
     check_adam(AdamParameters())
-    check_adam(AdamParameters(learning_rate=0.0, eps=0.0))
+    check_adam(AdamParameters(learning_rate=0.0, eps=1e-30))
     for name, value in (
         ("beta2", 1.0),
         ("learning_rate", -1e-4),
         ("eps", float("inf")),
+        ("eps", 0.0),
+        ("eps", 1e-50),
         ("grad_clip_norm", float("nan")),
     ):
         with pytest.raises(ContractError, match=f"{name}="):
