@@ -106,6 +106,18 @@ def check_call(call: TrainingCall, vocabulary: int, most_tokens: int, ours: bool
         raise ContractError("a call has no data; give at least one datum")
     for place, datum in enumerate(call.data):
         _check_datum(loss, datum, f"datum {place}", vocabulary, most_tokens)
+        if loss in _CLIPPED:
+            _check_bounds(call, datum, f"datum {place}")
+
+
+def _check_bounds(call: TrainingCall, datum: Datum, where: str) -> None:
+    lower, upper = (datum.inputs.get(name, call.config.get(name, DEFAULTS[name])) for name in CLIPS)
+    wrong = np.flatnonzero(counts(call.loss, datum) & np.greater(lower, upper))
+    if wrong.size:
+        raise ContractError(
+            f"clip_low_threshold of {where} is above its clip_high_threshold at position {wrong[0]}; both "
+            "are bounds of the ratio itself, such as 0.8 and 1.2"
+        )
 
 
 def _check_datum(loss: str, datum: Datum, where: str, vocabulary: int, most_tokens: int) -> None:

@@ -154,8 +154,11 @@ class LiveClientRun(ClientRun):
 
     async def load(self, step: int, source: SavedWeights, optimizer: bool) -> None:
         found = find_saved(self._run.home, source)
-        if optimizer and source.kind != "weights":
-            raise ContractError(f"{source.path} has no optimizer state; load one of tinker://RUN/weights/..")
+        if source.kind != "weights":
+            raise ContractError(
+                f"{source.path} can only be sampled from; load one of tinker://RUN/weights/.., as save_state "
+                "makes them"
+            )
         if found.order.rank != self._order.rank or found.order.targets != self._order.targets:
             raise ContractError(
                 f"{source.path} has adapters of rank {found.order.rank}, this model of {self._order.rank}; "
@@ -333,7 +336,7 @@ class HomeClientRuns(ClientRuns):
         await asyncio.gather(*map(self.close, list(self._places)))
 
     def runs(self) -> Sequence[str]:
-        # Whoever asks wants all of the home, whichever configuration made them.
+        # A client asks for all of the home, whichever configuration made them.
         return [path.name for path in directory.list_runs(self._home) if (path / MODEL).exists()]
 
     def saved(self, run_id: str | None = None) -> Sequence[SavedVersion]:

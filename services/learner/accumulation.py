@@ -54,7 +54,7 @@ class Accumulation:
 
         Raises:
             ContractError: when it cannot be trained on; nothing was added then.
-            IntegrityError: when its loss is no number; no call is held any more then, nor after another error.
+            IntegrityError: when its loss is no number; no call is held any more then, nor after other errors.
         """
         self._check(call)
         try:

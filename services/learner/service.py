@@ -1,10 +1,11 @@
 """Learner service: one step at a time, each committed before it is believed.
 
-Training runs on one thread of its own, and looking after snapshots on another: status and health are answered
-meanwhile. A version that is to be published is on the disk before its step is committed. A call that is
-repeated joins the one under way, and a step that was trained but whose commit went astray is committed again,
-never trained twice. After a loss that is no number the weights of the version before are back, and the run
-is paused; a step of a client is skipped instead. When the step is skipped meanwhile, its batch is dropped for the empty one that replaces it.
+Training runs on one thread of its own, and looking after snapshots on another: status and health are
+answered meanwhile. A version that is to be published is on the disk before its step is committed. A call
+that is repeated joins the one under way, and a step that was trained but whose commit went astray is
+committed again, never trained twice. After a loss that is no number the weights of the version before are
+back, and the run is paused; a step of a client is skipped instead. When the step is skipped meanwhile, its
+batch is dropped for the empty one that replaces it.
 """
 
 import asyncio

@@ -164,7 +164,7 @@ class Trainer(Training):
         metrics = {metric.name: 0.0 for metric in LEARNER_METRICS}
         if isinstance(said.order, LoadOrder):
             self.version = -1
-            engine = self._load_saved(said.order)
+            engine = self._load_saved(said.order, step + 1)
         else:
             try:
                 check_adam(said.order)
@@ -191,8 +191,10 @@ class Trainer(Training):
         loaded = isinstance(said.order, LoadOrder)
         return TrainedStep(self.version, engine.weights(), metrics, {}, exactness, loaded)
 
-    def _load_saved(self, order: LoadOrder) -> DeepSpeedEngine:
+    def _load_saved(self, order: LoadOrder, version: int) -> DeepSpeedEngine:
         """Hold saved weights in a new engine, whose optimizer has no moments but the saved ones.
+
+        Where they were given up since, the run's own checkpoint of the version that they made has both.
 
         Raises:
             IntegrityError: when they are not there, or not those that were saved.
@@ -201,11 +203,17 @@ class Trainer(Training):
             raise IntegrityError(
                 f"the weights {order.source.path} are not here; bring the folder of that run"
             )
-        folder = self._saved.weights_of(order.source)
+        optimizer = order.optimizer
+        try:
+            folder = self._saved.weights_of(order.source)
+        except IntegrityError:
+            if self._checkpoints.newest_sound(version) != version:
+                raise
+            folder, optimizer = self._checkpoints.folder(version), True
         self._drop()
         engine = self._make()
         try:
-            engine.load(folder, order.optimizer)
+            engine.load(folder, optimizer)
         except RuntimeError as error:  # torch's word for tensors of other shapes
             words = " ".join(str(error).split())[:200]
             raise IntegrityError(f"the weights {order.source.path} are of another model: {words}") from error

@@ -103,7 +103,8 @@ def test_damage_is_an_integrity_error_or_another_call(
 
 
 def test_a_length_beyond_all_numbers_is_an_integrity_error() -> None:
-    header = b'{"config":{},"data":[{"inputs":[],"length":1e999,"sequences":[]}],"forward_only":false,"loss":"ppo"}'
+    datum = b'{"inputs":[],"length":1e999,"sequences":[]}'
+    header = b'{"config":{},"data":[' + datum + b'],"forward_only":false,"loss":"ppo"}'
     with pytest.raises(IntegrityError, match="infinity"):
         decode_call(b"antiphon call 1\n" + len(header).to_bytes(8, "little") + header)
 

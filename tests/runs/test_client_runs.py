@@ -107,7 +107,7 @@ def test_a_step_that_cannot_be_made_fails_once_and_the_next_ones_follow(
             await run.step(1, [make_call()], FAR)
         assert run.version == 2
         assert await run.step(2, [make_call()], ADAM) == {"loss": 1.0}
-        with pytest.raises(ContractError, match="eps=0.0 cannot be"):
+        with pytest.raises(ContractError, match=r"eps=0\.0 cannot be"):
             await run.step(3, [make_call()], replace(ADAM, eps=0.0))
         assert run.version == len(services.committed) == 3 and not services.sealed.keys() - {0, 1, 2}
 

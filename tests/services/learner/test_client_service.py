@@ -206,7 +206,11 @@ def test_a_step_that_cannot_be_made_is_skipped_and_the_run_goes_on(model: Path, 
         far = replace(call, data=tuple(replace(one, inputs=_times(one.inputs, 1e30)) for one in call.data))
         for calls, order, words in (
             ([far], ADAM, r"step 1 was not made: the norm of the gradient is inf; .* is version 1 again"),
-            ([call], AdamParameters(learning_rate=1e38, weight_decay=1e3), "step 2 was not made: .*cannot be applied"),
+            (
+                [call],
+                AdamParameters(learning_rate=1e38, weight_decay=1e3),
+                "step 2 was not made: .*cannot be applied",
+            ),
             (
                 [],
                 LoadOrder(SavedWeights("run", "weights", "a"), True, first),

@@ -318,3 +318,20 @@ def test_loading_without_the_optimizer_begins_with_no_moments(trainers: Trainers
         ends.append(digest(step(other, [calls[2]])))
         other.stop()
     assert ends[0] == ends[1] != ends[2]
+
+
+@pytest.mark.parametrize("optimizer", [True, False])
+def test_a_load_is_repeated_after_what_was_saved_is_gone(trainers: Trainers, optimizer: bool) -> None:
+    """A learner may go back before a load, for a snapshot that is missing."""
+    trainer, calls = trainers("run"), [make_call(seed, 6) for seed in range(2)]
+    first = digest(step(trainer, [calls[0]]))
+    trainer.save_to(trainers.saved("run").checkpoints("a"))
+    load = encode_step((), LoadOrder(SavedWeights("run", "weights", "a"), optimizer, first))
+    trainer.train(1, load)
+    trainer.save()
+    wanted = digest(step(trainer, [calls[1]]))
+    trainers.saved("run").drop("weights", "a")
+    trainer.begin(None)
+    step(trainer, [calls[0]])
+    assert digest(trainer.train(1, load)) == first
+    assert digest(step(trainer, [calls[1]])) == wanted

@@ -134,7 +134,7 @@ def test_a_server_that_is_killed_or_stands_still_ends_the_worker(
 
 @contextmanager
 def fake(paths: list[str], others: dict[str, Any] | None = None, **model: object) -> Iterator[str]:
-    """Serve what a server says of itself, and what `others` says instead: JSON, or a function of a request."""
+    """Serve what a server says of itself, and what `others` say instead: JSON, or a function of a request."""
     said = {"logprobs_mode": "processed_logprobs", "max_model_len": 128, "dtype": "torch.float32"}
     info = {
         "model_config": said | {"hf_overrides": {"tie_word_embeddings": False}} | model,
@@ -145,7 +145,10 @@ def fake(paths: list[str], others: dict[str, Any] | None = None, **model: object
 
     async def begin() -> web.AppRunner:
         app = web.Application()
-        bodies = {"/openapi.json": {"paths": dict.fromkeys(paths, {})}, "/server_info": {"vllm_config": info}}
+        bodies = {
+            "/openapi.json": {"paths": {path: {} for path in paths}},
+            "/server_info": {"vllm_config": info},
+        }
         for path, body in (bodies | (others or {})).items():
             app.router.add_route("*", path, body if callable(body) else lambda _, said=body: _json(said))
         runner = web.AppRunner(app)
@@ -213,7 +216,7 @@ def test_a_server_that_sends_elsewhere_is_not_followed() -> None:
 
     with (
         fake([GENERATE, RPC], {"/openapi.json": elsewhere}) as url,
-        pytest.raises(IntegrityError, match="answered /openapi.json with status 307"),
+        pytest.raises(IntegrityError, match=r"answered /openapi.json with status 307"),
     ):
         HttpEngine(replace(SETTINGS, url=url))
     assert asked == ["/openapi.json"]
@@ -248,7 +251,7 @@ def _chunk(tokens: list[int], ids: list[int], reason: str | None = None) -> dict
 def test_streams_that_cannot_be_end_the_worker(
     versions: tuple[Version, ...], chunks: list[dict[str, Any]], said: str
 ) -> None:
-    ok = dict.fromkeys(("/pause", RPC, "/update_weight_version", "/resume"), {"ok": True})
+    ok = {path: {"ok": True} for path in ("/pause", RPC, "/update_weight_version", "/resume")}
     weights = versions[0].weights
     with fake([GENERATE, RPC], ok | {GENERATE: _stream(*chunks)}) as url:
         engine = HttpEngine(replace(SETTINGS, url=url))
