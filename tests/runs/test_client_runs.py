@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.api.client_run import ModelInfo, ModelOrder
+from antiphon.api.client_run import ModelInfo, ModelOrder, SavedVersion
 from antiphon.api.coordinator import StageReply
 from antiphon.api.learner import CallReply, SavedReply, SnapshotReply, StepReply, StepResult
 from antiphon.core.client_records import AdamParameters, CallResult, SavedWeights
@@ -19,7 +19,7 @@ from antiphon.core.errors import ConfigError, ContractError, IntegrityError
 from antiphon.core.records import BatchRef, StepCommit
 from antiphon.core.status import LearnerProgress
 from antiphon.lineage.client_steps import encode_result, encode_step
-from antiphon.lineage.saved_weights import MODEL, saved_of
+from antiphon.lineage.saved_weights import MODEL, note_saved, saved_of
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.runs import client_runs
 from antiphon.runs.client_runs import HomeClientRuns, LiveClientRun
@@ -87,6 +87,7 @@ def run(services: Services, tmp_path: Path) -> Iterator[LiveClientRun]:
     loop = ClientLoop()
     live: Any = SimpleNamespace(
         committed=0,
+        home=tmp_path,
         store_root=tmp_path / "store",
         run_dir=tmp_path,
         clients=loop,
@@ -135,6 +136,18 @@ def test_two_saves_at_once_are_both_listed(run: LiveClientRun, tmp_path: Path) -
         assert {one.saved for one in saved_of(tmp_path)} == set(names)
 
     asyncio.run(body())
+
+
+def test_weights_that_can_only_be_sampled_from_are_refused_before_a_step_is_sealed(
+    run: LiveClientRun, services: Services, tmp_path: Path
+) -> None:
+    source = SavedWeights("other", "sampler_weights", "a")
+    folder = tmp_path / "runs" / "other"
+    folder.mkdir(parents=True)
+    note_saved(folder, [SavedVersion(source, 1, "0" * 64, 0, 0.0, None, ModelOrder(rank=0))])
+    with pytest.raises(ContractError, match=r"other/sampler_weights/a can only be sampled from"):
+        asyncio.run(run.load(0, source, False))
+    assert not services.sealed
 
 
 def test_calls_that_only_look_leave_no_files(run: LiveClientRun, services: Services) -> None:
