@@ -15,8 +15,8 @@ from antiphon.core.config import load_config
 from antiphon.core.errors import ConfigError
 from antiphon.lineage.layout import find_project, keeps_no_ledger
 from antiphon.lineage.store.gc import alone, digests_in, digests_of_run, pinned, survey, sweep
-from antiphon.runs.directory import home_directory, is_finished, list_runs, lock, store_directory
-from antiphon.runs.finding import find_run
+from antiphon.runs.directory import home_directory, list_runs, lock, store_directory
+from antiphon.runs.finding import find_run, is_over
 from antiphon.services.coordinator.journal.journal import journal_place
 from antiphon.services.coordinator.journal.reading import event_bodies
 
@@ -34,15 +34,15 @@ def gc(
 
     Args:
         home: the home directory; by default ANTIPHON_HOME or ./.antiphon.
-        run: a run to give up, with its folder, that is finished or made no step; may be repeated. Its ledger
-            stays.
+        run: a run to give up, with its folder, that is finished, made no step or is a client's; may be
+            repeated. Its ledger stays.
         dry_run: only say what would be freed.
     """
     home = (home or home_directory()).absolute()
     root = store_directory(home)
     given_up = [find_run(home, name) for name in run or ()]
     for directory in given_up:
-        steps = 0 if is_finished(directory) else sum(map(_is_commit, _journal(directory)))
+        steps = 0 if is_over(directory) else sum(map(_is_commit, _journal(directory)))
         if steps:
             raise ConfigError(
                 f"run {directory.name} is unfinished after {steps} steps, so nothing of it is removed; let "

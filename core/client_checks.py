@@ -22,6 +22,8 @@ DEFAULTS = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2, "beta": 0.05}
 """What a call's configuration leaves out; beta is dro's."""
 MOST = 1e12
 """Largest number that a client may set: what optimizer and loss make of it is in the range of float32."""
+LEAST_EPS = 1e-37
+"""Smaller ones are 0 in float32."""
 _CLIPPED = ("ppo", "cispo", "gspo")
 _INPUTS = ("weights", "logprobs", "advantages", "mask", "sequence_ratio_mask", "staleness", *CLIPS)
 
@@ -107,6 +109,18 @@ def check_call(call: TrainingCall, vocabulary: int, most_tokens: int, ours: bool
         raise ContractError("a call has no data; give at least one datum")
     for place, datum in enumerate(call.data):
         _check_datum(loss, datum, f"datum {place}", vocabulary, most_tokens)
+        if loss in _CLIPPED:
+            _check_bounds(call, datum, f"datum {place}")
+
+
+def _check_bounds(call: TrainingCall, datum: Datum, where: str) -> None:
+    lower, upper = (datum.inputs.get(name, call.config.get(name, DEFAULTS[name])) for name in CLIPS)
+    wrong = np.flatnonzero(counts(call.loss, datum) & np.greater(lower, upper))
+    if wrong.size:
+        raise ContractError(
+            f"clip_low_threshold of {where} is above its clip_high_threshold at position {wrong[0]}; both "
+            "are bounds of the ratio itself, such as 0.8 and 1.2"
+        )
 
 
 def _check_datum(loss: str, datum: Datum, where: str, vocabulary: int, most_tokens: int) -> None:
@@ -152,6 +166,10 @@ def check_adam(adam: AdamParameters) -> None:
     for name in ("learning_rate", "beta1", "beta2", "eps", "weight_decay", "grad_clip_norm"):
         value = getattr(adam, name)
         below = name in ("beta1", "beta2")
+        if name == "eps" and 0 <= value < LEAST_EPS:
+            raise ContractError(
+                f"eps={value} cannot be: a weight without a gradient would become 0 / 0; give 1e-12"
+            )
         if not 0 <= value <= MOST or (below and value >= 1):
             most = "below 1" if below else f"at most {MOST:g}"
             raise ContractError(f"{name}={value} cannot be; give a number of at least 0, {most}")

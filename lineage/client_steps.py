@@ -150,6 +150,13 @@ def is_client_step(payload: bytes) -> bool:
     return payload.startswith(_STEP)
 
 
+def loads_weights(payload: bytes) -> bool:
+    """Return whether the file of a batch is a client's step that loads saved weights."""
+    at = len(_STEP) + _LENGTH
+    length = int.from_bytes(payload[len(_STEP) : at], "little")
+    return is_client_step(payload) and "load" in json.loads(payload[at : at + length])
+
+
 def rows_of(payload: bytes, step: int) -> list[BatchRow]:
     """Return the data of a step file as rows that people read, one for each datum that trained.
 
@@ -227,6 +234,6 @@ def _reading(payload: bytes, magic: bytes) -> Iterator[tuple[dict[str, Any], _Ar
         yield json.loads(arrays.bytes(length)), arrays
         if arrays.left:
             raise ValueError(f"{arrays.left} bytes are left over")
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         words = " ".join(str(error).split())[:200]
         raise IntegrityError(f"{len(payload)} bytes are no {kind}: {words}; fetch the file again") from error

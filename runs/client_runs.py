@@ -20,6 +20,7 @@ from pydantic import TypeAdapter
 
 from antiphon.api.client_run import ClientRun, ClientRuns, ModelInfo, ModelOrder, SavedVersion
 from antiphon.api.learner import CallReply, SavedReply, StepResult
+from antiphon.core.client_checks import check_adam
 from antiphon.core.client_records import (
     CLIENT,
     AdamParameters,
@@ -35,7 +36,7 @@ from antiphon.core.config import RunConfig, dump_config, load_config
 from antiphon.core.config_sections import MOST_STEPS
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ConfigError, ContractError, IntegrityError, UnavailableError
-from antiphon.core.records import SnapshotManifest, Trajectory
+from antiphon.core.records import SnapshotManifest, StepCommit, Trajectory
 from antiphon.core.status import LearnerProgress
 from antiphon.lineage.client_steps import decode_result, encode_call, encode_step
 from antiphon.lineage.saved_weights import MODEL, find_saved, note_saved, saved_of
@@ -139,14 +140,15 @@ class LiveClientRun(ClientRun):
                     break
                 else:
                     at += 1
-            out = self._calls / f"{digest}.out"
-            result = decode_result(await asyncio.to_thread(out.read_bytes))
-            if call.forward_only:  # no step asks for it, and a client may never step
-                path.unlink(missing_ok=True)
-                out.unlink(missing_ok=True)
+            answer = self._calls / f"{digest}.out"
+            result = decode_result(await asyncio.to_thread(answer.read_bytes))
+            if call.forward_only:  # no step comes to need it, or may ever come to remove it
+                path.unlink()
+                answer.unlink()
             return result
 
     async def step(self, step: int, calls: Sequence[TrainingCall], adam: AdamParameters) -> dict[str, float]:
+        check_adam(adam)
         tokens = sum(int(datum.targets.size) for call in calls for datum in call.data)
         rows = sum(len(call.data) for call in calls)
         payload = await asyncio.to_thread(encode_step, calls, adam)
@@ -154,8 +156,11 @@ class LiveClientRun(ClientRun):
 
     async def load(self, step: int, source: SavedWeights, optimizer: bool) -> None:
         found = find_saved(self._run.home, source)
-        if optimizer and source.kind != "weights":
-            raise ContractError(f"{source.path} has no optimizer state; load one of tinker://RUN/weights/..")
+        if source.kind != "weights":
+            raise ContractError(
+                f"{source.path} can only be sampled from; load one of tinker://RUN/weights/.., as save_state "
+                "makes them"
+            )
         if found.order.rank != self._order.rank or found.order.targets != self._order.targets:
             raise ContractError(
                 f"{source.path} has adapters of rank {found.order.rank}, this model of {self._order.rank}; "
@@ -191,42 +196,43 @@ class LiveClientRun(ClientRun):
         async with self._turn:
             if step > self._version:
                 raise ContractError(f"step {step} is not the next one; the model has version {self._version}")
-            digest, coordinator = await asyncio.to_thread(self._store.put, payload), self._run.coordinator
-            sealing = partial(coordinator.seal_client_step, step, digest, rows, tokens)
-            refused: ContractError | IntegrityError | None = None
+            digest = await asyncio.to_thread(self._store.put, payload)
+            sealing = partial(self._run.coordinator.seal_client_step, step, digest, rows, tokens)
+            refusal: Exception | None = None
             try:
                 await self._reach("coordinator.seal_client_step", sealing)
-            except ContractError as error:
-                status = await self._reach("coordinator.status", coordinator.status)
-                if step < self._version or status.sealed_steps <= step:
+                commit = await self._made(step)
+            except (ContractError, IntegrityError) as error:
+                # What nobody can train on was skipped; the step is made without it, so that others follow.
+                if step != self._version or await self._sealed(step) in (None, digest):
                     raise
-                refused = error  # what is sealed is made nevertheless: no step could follow otherwise
-            try:
-                metrics = await self._made(step)
-            except IntegrityError as error:
-                if step < self._version:
-                    raise
-                refused = IntegrityError(f"{error}; the next step goes on from the weights before it")
-                skipping = partial(coordinator.skip_step, step, str(error), CLIENT)
-                await self._reach("coordinator.skip_step", skipping)
-                metrics = await self._made(step)
-            if refused is not None:
-                raise refused
-            return metrics
+                refusal = error
+                try:
+                    commit = await self._made(step)
+                except IntegrityError:  # of what an earlier call sealed, which is skipped only now
+                    commit = await self._made(step)
+            self._version = max(self._version, step + 1)
+            await self.publish()
+            if step + 1 == self._version:
+                await asyncio.to_thread(self._forget_calls)
+            if commit.batch_digest != digest:
+                raise refusal or ContractError(f"step {step} was skipped, nothing was trained; do it again")
+            return dict(commit.metrics)
 
-    async def _made(self, step: int) -> dict[str, float]:
-        """Have a sealed step made and published; return its metrics."""
+    async def _sealed(self, step: int) -> str | None:
+        """Return the digest of the batch that a step has."""
+        asking = partial(self._run.coordinator.await_stage, "reward", step, 0.0)
+        batch = (await self._reach("coordinator.await_stage", asking)).batch
+        return None if batch is None else batch.digest
+
+    async def _made(self, step: int) -> StepCommit:
+        """Have the learner make a step."""
 
         async def ask() -> tuple[LearnerProgress, StepResult | None]:
             reply = await self._run.learner.await_step(step, POLL_S)
             return reply.progress, reply.result
 
-        result = await self._poll(f"step {step}", ask)
-        self._version = max(self._version, step + 1)
-        await self.publish()
-        if step + 1 == self._version:
-            await asyncio.to_thread(self._forget_calls)
-        return dict(result.commit.metrics)
+        return (await self._poll(f"step {step}", ask)).commit
 
     async def _called(self, step: int, place: int, digest: str, forward_only: bool) -> int | None:
         """Have a call done; None, or how many calls the learner holds where that is fewer than `place`."""
@@ -301,14 +307,15 @@ class HomeClientRuns(ClientRuns):
 
     async def create(self, run_id: str, order: ModelOrder) -> ClientRun:
         folder = self._home / "runs" / run_id
-        if not (folder / MODEL).exists():  # it is written last
+        known = (folder / MODEL).exists()  # written last: a killed process may have left the rest
+        if not known and not (folder / STARTS).exists():
             config = await asyncio.to_thread(config_of, self._config, order)
             place = directory.RunPlace(run_id, folder, resumed=folder.exists())
             await asyncio.to_thread(directory.create, place, config)
-            if place.resumed:  # a killed door began it
+            if place.resumed:
                 write_atomically(folder / "config.yaml", dump_config(config).encode())
             write_atomically(folder / MODEL, _order.dump_json(order))
-        elif order_of(folder) != order:
+        elif known and order_of(folder) != order:
             raise ContractError(f"model {run_id} was created with other settings; give it another name")
         return await self.open(run_id)
 
@@ -329,6 +336,8 @@ class HomeClientRuns(ClientRuns):
                 )
             place = self._places[run_id] = _Place(ThreadPoolExecutor(1, f"run-{run_id}"))
         async with place.lock:
+            if self._places.get(run_id) is not place:  # it was left while this waited
+                return await self.open(run_id)
             if place.run is None:
                 try:
                     place.run = await self._enter(run_id, folder, place)

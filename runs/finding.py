@@ -96,7 +96,7 @@ def find_artifacts(home: Path, run: str | None, copy: Path | None) -> tuple[Repl
 
 
 def _newest_finished(home: Path) -> str:
-    finished = [directory.name for directory in list_runs(home) if _over(directory)]
+    finished = [directory.name for directory in list_runs(home) if is_over(directory)]
     pulled = sorted(pulled_runs(home))
     if not finished and len(pulled) != 1:
         there = f"; pulled are {', '.join(pulled)}" if pulled else ""
@@ -104,7 +104,7 @@ def _newest_finished(home: Path) -> str:
     return finished[-1] if finished else pulled[0]
 
 
-def _over(directory: Path) -> bool:
+def is_over(directory: Path) -> bool:
     """Return whether a run is finished, or has no end: one that a client drives."""
     return is_finished(directory) or (directory / MODEL).exists()
 

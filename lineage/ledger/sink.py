@@ -22,6 +22,7 @@ from antiphon.core.config import RunConfig
 from antiphon.core.digests import digest_file
 from antiphon.core.errors import IntegrityError, UnavailableError
 from antiphon.lineage import names
+from antiphon.lineage.client_steps import loads_weights
 from antiphon.lineage.documents.graph import (
     build_document,
     line_facts,
@@ -119,7 +120,11 @@ class LedgerSink:
                     entry = names.version_entry(version)
                     self._pin(entry, facts[entry] | recompute_note(version, self._config))
                     learner, stride = self._config.learner, self._config.record.checkpoint_stride
-                    if due(version, learner.checkpoint_interval, stride):
+                    # What a client loaded may be another run's, or be gone when the step is replayed.
+                    loaded = line["batch"] is not None and loads_weights(
+                        self._store.get(line["batch_digest"])
+                    )
+                    if loaded or due(version, learner.checkpoint_interval, stride):
                         pin_checkpoint(ledger, self._run.run_dir / "checkpoints", version)
                 case "evaluation.finished":
                     self._scores[number] = line["reward_mean"]

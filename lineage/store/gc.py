@@ -22,7 +22,7 @@ DOCUMENT_BYTES = 16 << 20
 """Largest JSON object of the store that is searched for further names."""
 
 _DIGEST = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
-_BULK = {"checkpoints", "payloads", "workers", "logs"}
+_BULK = {"calls", "checkpoints", "logs", "payloads", "saved", "workers"}
 """Folders of a run that name their content by other digests than the store's."""
 
 

@@ -487,7 +487,8 @@ class Door:
                 try:
                     metrics = await run.step(step, await self._calls(line, run, step), adam)
                 except (ContractError, IntegrityError):
-                    self._stepped(model, line, future)  # what does not step once never will
+                    if run.version > step:  # it was skipped; before that its calls wait for another step
+                        self._stepped(model, line, future)
                     raise
                 self._stepped(model, line, future)
                 return _json(type="optim_step", metrics=metrics)
@@ -508,7 +509,13 @@ class Door:
             run = await self._run(model.run_id, order)
         else:
             run = await self._run(model.run_id)
-        await run.load(await self._step_of(future, run), found.saved, said.optimizer)
+        step = await self._step_of(future, run)
+        try:
+            await run.load(step, found.saved, said.optimizer)
+        except (ContractError, IntegrityError):
+            if run.version > step:
+                self._stepped(model, line, future)
+            raise
         self._stepped(model, line, future)
         return _json(type="load_weights", path=said.path, model_id=model.id)
 

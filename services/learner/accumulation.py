@@ -16,7 +16,6 @@ import torch
 from antiphon.core.client_checks import check_call
 from antiphon.core.client_records import CallResult, Datum, TrainingCall
 from antiphon.core.config import RunConfig
-from antiphon.core.errors import IntegrityError
 from antiphon.core.records import FloatArray
 from antiphon.services.learner.client_losses import FIGURES, make_client_batch
 from antiphon.services.learner.deepspeed_engine import DeepSpeedEngine
@@ -55,12 +54,12 @@ class Accumulation:
 
         Raises:
             ContractError: when it cannot be trained on; nothing was added then.
-            IntegrityError: when its loss is no number; no call is held any more then.
+            IntegrityError: when its loss is no number; no call is held any more then, nor after other errors.
         """
         self._check(call)
         try:
             result = self._stream(call, True, answer)
-        except IntegrityError:
+        except BaseException:  # whatever it was, a part of the call may be added up
             self.drop()
             raise
         self._pending = [(datum, None) for datum, _ in self._pending]
@@ -92,7 +91,7 @@ class Accumulation:
                 zeros = np.zeros(1, dtype=np.float32)
                 nothing = Datum(zeros.astype(np.int32), zeros.astype(np.int64), {"weights": zeros})
                 self._engine.add_client(make_client_batch([nothing], "cross_entropy", {}, 1))
-        except IntegrityError:
+        except BaseException:
             self.drop()
             raise
         found = self._sums

@@ -309,11 +309,14 @@ class DeepSpeedEngine:
             logprobs = self._engine(batch.positions, temperature=1.0).float()
             losses = losses_of(logprobs, batch, self._objective.importance_weights)
             loss = losses.costs.sum()
-        if not math.isfinite(float(loss.detach())):
-            worst = int((~torch.isfinite(losses.costs)).any(1).nonzero()[0]) if loss.isnan() else 0
+        # An infinite ratio that is clipped away leaves a loss that is a number, and no gradient that is one.
+        sound = losses.costs.isfinite() & (losses.ratios is None or losses.ratios.isfinite())
+        if not bool(sound.all()) or not math.isfinite(float(loss.detach())):
+            wrong = (~sound).any(1).nonzero()
             raise IntegrityError(
-                f"the loss {batch.loss} is {float(loss.detach())} at datum {batch.order[worst]} of a "
-                "micro-batch; look at its logprobs, weights and advantages"
+                f"the loss {batch.loss} is {float(loss.detach())}, or its ratio overflows, at datum "
+                f"{batch.order[int(wrong[0]) if len(wrong) else 0]} of a micro-batch; look at its logprobs, "
+                "weights and advantages"
             )
         if backward:
             failpoints.reach("learner.backward")
@@ -552,13 +555,17 @@ class DeepSpeedEngine:
         Raises:
             IntegrityError: when the folder holds no checkpoint of this shape.
         """
+        # Stage 3 has its weights in the optimizer's files alone.
+        sharded = self._stage == 3
         path, state = self._engine.load_checkpoint(
             str(folder),
             tag=_TAG,
             load_module_strict=self._trains_all,
-            load_optimizer_states=optimizer,
+            load_optimizer_states=optimizer or sharded,
             load_module_only=not optimizer and not self._stage,
         )
+        if sharded and not optimizer:
+            self._optimizer.state.clear()
         if path is None:
             raise IntegrityError(f"there is no DeepSpeed checkpoint in {folder}; remove the folder")
         return dict(state)

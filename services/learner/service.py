@@ -1,11 +1,11 @@
 """Learner service: one step at a time, each committed before it is believed.
 
-Training runs on one thread of its own, and looking after snapshots on another: status and health are answered
-meanwhile. A version that is to be published is on the disk before its step is committed. A call that is
-repeated joins the one under way, and a step that was trained but whose commit went astray is committed again,
-never trained twice. After a loss that is no number the weights of the version before are back, and the run
-is paused, unless a client drives it, whose door skips the step. When the step is skipped meanwhile, its batch
-is dropped for the empty one that replaces it.
+Training runs on one thread of its own, and looking after snapshots on another: status and health are
+answered meanwhile. A version that is to be published is on the disk before its step is committed. A call
+that is repeated joins the one under way, and a step that was trained but whose commit went astray is
+committed again, never trained twice. After a loss that is no number the weights of the version before are
+back, and the run is paused; a step of a client is skipped instead. When the step is skipped meanwhile, its
+batch is dropped for the empty one that replaces it.
 """
 
 import asyncio
@@ -192,6 +192,8 @@ class LearnerService(Learner):
                         f"a call since version {step} cannot be done; the learner holds version "
                         f"{self._version}"
                     )
+                if self._trainer.version != self._version:  # a step ended half way
+                    await self._restore()
                 self._trainer.progress.begin(f"doing call {place} since version {step}", "micro-batch")
                 self._state = "training"
                 try:
@@ -392,14 +394,19 @@ class LearnerService(Learner):
                 f"step {step} on batch {batch.digest[:12]} was not committed: {error}; or skip the "
                 f"step with `antiphon skip RUN {step} --reason TEXT`; then start the run again"
             )
-            if self._config.client_driven:  # the door hears it, skips the step and goes on
-                reason = f"step {step} was not made: {error}"
             if skipped:
                 _log.warning("batch.dropped", step=step, digest=batch.digest[:12])
+            elif self._client is not None:
+                # Its client hears of it and takes other steps, for which the run must go on.
+                reason = (
+                    f"step {step} was not made: {error}; nothing was trained, version {step + 1} is version "
+                    f"{step} again"
+                )
+                skipping = partial(self._coordinator.skip_step, step, reason, "learner")
+                await self._reach(f"skipping step {step}", skipping)
             else:
                 _log.error("step.refused", step=step, batch=batch.digest, reason=reason)
-                if not self._config.client_driven:
-                    await self._reach("pausing the run", partial(self._coordinator.pause, reason))
+                await self._reach("pausing the run", partial(self._coordinator.pause, reason))
             if trainer.version != self._version:
                 await self._restore()
             if skipped:

@@ -142,6 +142,14 @@ class Trainer(Training):
         finally:
             self._checkpoints = own
 
+    def begin_from(self, checkpoints: CheckpointStore, version: int) -> TrainedStep:
+        """Begin again as `begin`, from a checkpoint that was checked elsewhere."""
+        own, self._checkpoints = self._checkpoints, checkpoints
+        try:
+            return self.begin(version)
+        finally:
+            self._checkpoints = own
+
     def _accumulation(self) -> Accumulation:
         self._held()
         if self._calls is None:
@@ -160,7 +168,7 @@ class Trainer(Training):
         metrics = {metric.name: 0.0 for metric in LEARNER_METRICS}
         if isinstance(said.order, LoadOrder):
             self.version = -1
-            engine = self._load_saved(said.order)
+            engine = self._load_saved(said.order, step + 1)
         else:
             try:
                 check_adam(said.order)
@@ -173,8 +181,12 @@ class Trainer(Training):
                 raise IntegrityError(f"the step file of step {step} cannot be trained on: {error}") from error
             # Until the update is done the engine stands between two versions.
             self.version = -1
-            sums = calls.close()
-            metrics |= _client_metrics(sums, engine.step_with(said.order))
+            try:
+                sums = calls.close()
+                metrics |= _client_metrics(sums, engine.step_with(said.order))
+            except RuntimeError as error:  # torch's word for numbers beyond float32, and for no memory
+                words = " ".join(str(error).split())[:200]
+                raise IntegrityError(f"{said.order} cannot be applied: {words}") from error
             metrics["learning_rate"] = said.order.learning_rate
         self.version = step + 1
         metrics["train_s"] = time.perf_counter() - begun
@@ -183,8 +195,10 @@ class Trainer(Training):
         loaded = isinstance(said.order, LoadOrder)
         return TrainedStep(self.version, engine.weights(), metrics, {}, exactness, loaded)
 
-    def _load_saved(self, order: LoadOrder) -> DeepSpeedEngine:
+    def _load_saved(self, order: LoadOrder, version: int) -> DeepSpeedEngine:
         """Hold saved weights in a new engine, whose optimizer has no moments but the saved ones.
+
+        Where they were given up since, the run's own checkpoint of the version that they made has both.
 
         Raises:
             IntegrityError: when they are not there, or not those that were saved.
@@ -193,11 +207,17 @@ class Trainer(Training):
             raise IntegrityError(
                 f"the weights {order.source.path} are not here; bring the folder of that run"
             )
-        folder = self._saved.weights_of(order.source)
+        optimizer = order.optimizer
+        try:
+            folder = self._saved.weights_of(order.source)
+        except IntegrityError:
+            if self._checkpoints.newest_sound(version) != version:
+                raise
+            folder, optimizer = self._checkpoints.folder(version), True
         self._drop()
         engine = self._make()
         try:
-            engine.load(folder, order.optimizer)
+            engine.load(folder, optimizer)
         except RuntimeError as error:  # torch's word for tensors of other shapes
             words = " ".join(str(error).split())[:200]
             raise IntegrityError(f"the weights {order.source.path} are of another model: {words}") from error

@@ -87,12 +87,28 @@ def test_shapes_lengths_and_missing_inputs() -> None:
 
 def test_parameters_of_a_step() -> None:
     check_adam(AdamParameters())
-    check_adam(AdamParameters(learning_rate=0.0, eps=0.0))
+    check_adam(AdamParameters(learning_rate=0.0, eps=1e-30))
     for name, value in (
         ("beta2", 1.0),
         ("learning_rate", -1e-4),
         ("eps", float("inf")),
+        ("eps", 0.0),
+        ("eps", 1e-50),
         ("grad_clip_norm", float("nan")),
     ):
         with pytest.raises(ContractError, match=f"{name}="):
             check_adam(dataclasses.replace(AdamParameters(), **{name: value}))
+
+
+@pytest.mark.parametrize("bounds", [(0.9, 0.8), (1.5, None), (None, 0.5)], ids=str)
+def test_bounds_of_a_position_in_the_wrong_order(bounds: tuple[float | None, float | None]) -> None:
+    (datum,) = make_call(0, 1, "ppo").data
+    length = len(datum.targets)
+    given = {
+        name: np.where(np.arange(length) == length - 1, value, 1.0).astype(np.float32)
+        for name, value in zip(("clip_low_threshold", "clip_high_threshold"), bounds, strict=True)
+        if value is not None
+    }
+    changed = dataclasses.replace(datum, inputs={**datum.inputs, **given})
+    with pytest.raises(ContractError, match=f"of datum 0 is above .* at position {length - 1};"):
+        check(TrainingCall("ppo", {}, (changed,)))

@@ -102,6 +102,13 @@ def test_damage_is_an_integrity_error_or_another_call(
     assert not is_client_step(bytes(damaged))
 
 
+def test_a_length_beyond_all_numbers_is_an_integrity_error() -> None:
+    datum = b'{"inputs":[],"length":1e999,"sequences":[]}'
+    header = b'{"config":{},"data":[' + datum + b'],"forward_only":false,"loss":"ppo"}'
+    with pytest.raises(IntegrityError, match="infinity"):
+        decode_call(b"antiphon call 1\n" + len(header).to_bytes(8, "little") + header)
+
+
 @given(arrays=st.lists(st.lists(NUMBERS, max_size=5), max_size=4), metric=st.floats(allow_nan=False))
 def test_a_result_is_read_as_it_was_written(arrays: list[list[float]], metric: float) -> None:
     result = CallResult(tuple(np.array(one, dtype=np.float32) for one in arrays), {"loss:sum": metric})

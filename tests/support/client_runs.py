@@ -99,6 +99,7 @@ class MemoryRun(ClientRun):
 
     async def step(self, step: int, calls: Sequence[TrainingCall], adam: AdamParameters) -> dict[str, float]:
         assert step <= self.version
+        await self.runs.fault("adam")
         said = ([_said(one) for one in calls], adam)
         if step == self.version:
             self.history.append(said)
@@ -112,6 +113,7 @@ class MemoryRun(ClientRun):
             self.history.append((source, optimizer))
             self.held.clear()
         assert self.history[step] == (source, optimizer)
+        await self.runs.fault("load")
 
     async def save(self, saved: SavedWeights, ttl_s: float | None) -> SavedVersion:
         await self.runs.fault("save")

@@ -113,7 +113,7 @@ class TinyRun:
         for step in range(STEPS):
             batch = self._batch(step)
             trained = trainer.train(step, self.store.get(batch.digest))
-            if trained.version % self.config.learner.checkpoint_interval == 0:
+            if trained.loaded or trained.version % self.config.learner.checkpoint_interval == 0:
                 trainer.save()
             metrics = {**trained.metrics, **batch_metrics(batch)}
             manifest = made[trained.version] = self._published(trained)

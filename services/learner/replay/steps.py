@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,6 +29,7 @@ from safetensors.torch import save_file
 from antiphon.core.client_records import CLIENT
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import ConfigError, IntegrityError, UnavailableError
+from antiphon.core.metrics import LEARNER_METRICS
 from antiphon.core.reporting.replay_checks import (
     LogprobCheck,
     ReplaySummary,
@@ -35,6 +37,7 @@ from antiphon.core.reporting.replay_checks import (
     compare_metrics,
     is_near,
 )
+from antiphon.lineage.client_steps import loads_weights
 from antiphon.lineage.documents.manifest import build_manifest, source_tree
 from antiphon.lineage.documents.replay_copy import ReplayCopy, environment_differences
 from antiphon.lineage.run_log import is_timing
@@ -215,6 +218,17 @@ class Replayer:
         self._hold(held)
         return held.version
 
+    def _loaded(self, trainer: Trainer, step: int) -> TrainedStep | None:
+        """Hold what a client's step loaded, from the run's own checkpoint of it; None where that is gone.
+
+        What was saved may be of another run, was replaced since, or is no part of a copy.
+        """
+        version, checkpoints = self._nearest(step + 1)
+        if version != step + 1:
+            return None
+        held = trainer.begin_from(checkpoints, version)
+        return replace(held, metrics={metric.name: 0.0 for metric in LEARNER_METRICS})
+
     def _nearest(self, first: int) -> tuple[int, CheckpointStore]:
         """Return the newest usable checkpoint up to `first`, or 0 and a store without any."""
         stores = [(CheckpointStore(folder, 1), False) for folder in self._copy.checkpoints]
@@ -282,7 +296,8 @@ class Replayer:
         payload = self._copy.batch(step)
         if self._followers is not None:
             self._batches.put(payload)  # where other ranks look for it
-        trained = trainer.train(step, payload)
+        trained = self._loaded(trainer, step) if loads_weights(payload) else None
+        trained = trained or trainer.train(step, payload)
         self._hold(trained)
         metrics = {name: value for name, value in trained.metrics.items() if not is_timing(name)}
         found = trained.weights.digest()

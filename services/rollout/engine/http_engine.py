@@ -107,13 +107,14 @@ class HttpEngine:
         self._session = self._run(self._open())
         try:
             self._precision: str = self._run(self._introduce())
-        except BaseException as error:
+        except (KeyError, TypeError, AttributeError) as error:
             self.close()
-            if isinstance(error, KeyError):
-                raise ConfigError(
-                    f"the server at rollout.engine_url={settings.url} says nothing of {error}, as vLLM 0.32 "
-                    "does; start that release"
-                ) from error
+            raise ConfigError(
+                f"the server at rollout.engine_url={settings.url} says of itself what no vLLM 0.32 does "
+                f"({type(error).__name__}: {error}); start that release"
+            ) from error
+        except BaseException:
+            self.close()
             raise
 
     @property
@@ -261,7 +262,7 @@ class HttpEngine:
         try:
             async with (
                 asyncio.timeout(limit_s),
-                self._session.request(method, path, json=body) as answer,
+                self._session.request(method, path, json=body, allow_redirects=False) as answer,
             ):
                 said = await answer.text()
                 if answer.status != 200:
@@ -309,10 +310,17 @@ class HttpEngine:
         tokens = list(probe.tokens[: self.settings.max_model_len - 1])
         wanted = {"temperature": 0.0, "max_tokens": 1, "prompt_logprobs": 0, "detokenize": False}
         body = {"token_ids": tokens, "sampling_params": wanted}
-        rows = (await self._ask("POST", GENERATE, self.settings.swap_s, body))["prompt_logprobs"]
-        scores = np.array(
-            [row[str(token)]["logprob"] for row, token in zip(rows[1:], tokens[1:], strict=True)]
-        )
+        said = await self._ask("POST", GENERATE, self.settings.swap_s, body)
+        try:
+            rows = said["prompt_logprobs"][1:]
+            scores = np.array(
+                [row[str(token)]["logprob"] for row, token in zip(rows, tokens[1:], strict=True)]
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise IntegrityError(
+                f"the server at {self.settings.url} scores no prompt as vLLM 0.32 does "
+                f"({type(error).__name__}: {error}); start that release"
+            ) from error
         if problem := probe_problem(probe, scores, self._precision):
             raise IntegrityError(problem)
 
@@ -356,7 +364,7 @@ class HttpEngine:
     async def _sample(self, live: _Live, body: Mapping[str, Any]) -> None:
         """Take the tokens of one stream as they come, until it ends."""
         try:
-            async with self._session.post(GENERATE, json=body) as answer:
+            async with self._session.post(GENERATE, json=body, allow_redirects=False) as answer:
                 if answer.status != 200:
                     said = " ".join((await answer.text()).split())[:SAID_CHARS]
                     raise IntegrityError(
@@ -397,6 +405,11 @@ class HttpEngine:
             )
         live.tokens += tokens
         live.logprobs += logprobs
+        most = live.request.sampling.max_tokens - len(live.request.prefix_token_ids)
+        if len(live.tokens) > most:
+            raise IntegrityError(
+                f"request {name} got {len(live.tokens)} tokens, but at most {most} were asked for"
+            )
         labels = {span["version"] for span in choice.get("weight_versions") or ()}
         if labels - {str(live.changes[-1][0])}:
             raise IntegrityError(

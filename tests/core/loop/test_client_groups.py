@@ -88,6 +88,10 @@ def test_only_a_run_of_a_client_takes_requests_and_steps() -> None:
     ("section", "words"),
     [
         ({"loop": {"mode": "fixed"}}, "loop.mode cannot act so with environment.name=client"),
+        (
+            {"rollout": {"logprobs": "learner"}, "loop": {"max_staleness": 0}, "trust": {"audits": "off"}},
+            "rollout.logprobs cannot act so with environment.name=client",
+        ),
         ({"loop": {"publish_interval": 2}}, "loop.publish_interval cannot act so"),
         ({"reference": {"kl": 0.1}}, "reference cannot act so"),
     ],

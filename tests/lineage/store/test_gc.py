@@ -16,6 +16,7 @@ from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ConfigError, UnavailableError
 from antiphon.core.loop.events import RunPaused, StepCommitted
 from antiphon.lineage.ledger.pins import Ledger
+from antiphon.lineage.saved_weights import MODEL
 from antiphon.lineage.store import artifact_store as store_module
 from antiphon.lineage.store.artifact_store import ArtifactStore, Outbox
 from antiphon.lineage.store.gc import alone, pinned, survey, sweep
@@ -246,3 +247,18 @@ def test_the_lock_is_the_kernels(home: Path) -> None:
     put(home, b"payload")
     with (home / "store/lock").open() as handle:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_run_that_a_client_drove_can_be_given_up_and_its_checkpoints_are_not_searched(
+    tmp_path: Path,
+) -> None:
+    """It is never finished; its saved weights and calls are large, and name nothing of the store."""
+    directory, needed = make_run(tmp_path, "one"), put(tmp_path, b"needed")
+    journal_names(directory, needed, step=0)
+    for folder in ("saved/weights/a/v00000001", "calls"):
+        (directory / folder).mkdir(parents=True)
+        (directory / folder / "file").write_text(put(tmp_path, folder.encode()))
+    assert collect(tmp_path) == 0 and objects(tmp_path) == {needed}
+    assert collect(tmp_path, "--run", "one") != 0
+    (directory / MODEL).write_text("{}")
+    assert collect(tmp_path, "--run", "one") == 0 and not objects(tmp_path)

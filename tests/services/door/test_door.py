@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from antiphon.core.client_records import SavedWeights
 from antiphon.core.config import build_config
 from antiphon.core.digests import digest_bytes
-from antiphon.core.errors import ConfigError, IntegrityError, UnavailableError
+from antiphon.core.errors import ConfigError, ContractError, IntegrityError, UnavailableError
 from antiphon.core.trust.access_tokens import ANY_RUN, Scope, TokenClaims
 from antiphon.lineage.door_keys import BARRED, KEY
 from antiphon.net.security.access_tokens import make_token, new_token_id
@@ -156,6 +156,44 @@ def test_a_loss_that_is_no_number_is_the_users_and_a_dead_service_is_waited_for(
         assert (await client.done("optim_step", step(model, 3)))["metrics"] == {"grad_norm": 1.0}
 
     talk(tmp_path, client, runs=runs)
+
+
+def test_calls_wait_for_another_step_unless_theirs_was_skipped(tmp_path: Path) -> None:
+    runs = MemoryRuns()
+    runs.faults = [("adam", ContractError("eps=0 cannot be"))]
+
+    async def client(client: TinkerClient) -> None:
+        model = await client.model(await client.session())
+        numbers = iter(range(1, 99))
+
+        async def call() -> None:
+            await client.done("forward_backward", training(model, next(numbers)))
+
+        async def stepped() -> float:
+            said = await client.done("optim_step", step(model, next(numbers)))
+            return float(said["metrics"]["grad_norm"])
+
+        await call()
+        assert "eps=0" in await client.refused("optim_step", step(model, next(numbers)))
+        await call()
+        assert await stepped() == 2.0
+        await call()
+        runs.faults = [("step", IntegrityError("step 1 was not made"))]
+        assert "step 1 was" in await client.refused("optim_step", step(model, next(numbers)))
+        await call()
+        assert await stepped() == 1.0
+        saved = await client.done(
+            "save_weights", {"model_id": model, "path": "a", "seq_id": next(numbers), "type": "save_weights"}
+        )
+        await call()
+        order = {"model_id": model, "path": saved["path"], "optimizer": True, "type": "load_weights"}
+        runs.faults = [("load", IntegrityError("step 3 was not made"))]
+        assert "step 3 was" in await client.refused("load_weights", {**order, "seq_id": next(numbers)})
+        await call()
+        assert await stepped() == 1.0
+
+    talk(tmp_path, client, runs=runs)
+    assert not runs.faults
 
 
 def test_forward_only_calls_take_no_place(tmp_path: Path) -> None:

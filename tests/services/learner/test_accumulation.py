@@ -24,7 +24,9 @@ KINDS: list[tuple[str, dict[str, float]]] = [("ppo", {}), ("ppo", {"clip_low_thr
 
 
 class WritingEngine:
-    """Gives each target minus itself as logprob; from its `fails`-th forward pass on, no loss is a number."""
+    """Gives each target minus itself as logprob; from its `fails`-th forward pass on, it raises `error`."""
+
+    error: Exception = IntegrityError("the loss is nan")
 
     vocabulary = VOCABULARY
 
@@ -37,7 +39,7 @@ class WritingEngine:
     ) -> tuple[torch.Tensor, npt.NDArray[np.float64]]:
         self.passes += 1
         if self.passes >= self.fails:
-            raise IntegrityError("the loss is nan")
+            raise self.error
         positions = batch.positions
         rows = len(batch.order)
         if backward:
@@ -102,12 +104,14 @@ def test_however_a_stream_is_cut_its_micro_batches_are_the_same(
         assert len(input_ids) <= BUDGET
 
 
-def test_after_a_loss_that_is_no_number_nothing_is_held() -> None:
+@pytest.mark.parametrize("error", [IntegrityError("the loss is nan"), RuntimeError("no memory: nan")])
+def test_after_a_call_that_failed_half_way_nothing_is_held(error: Exception) -> None:
     engine = WritingEngine(fails=6)
+    engine.error = error
     held, data = accumulation(engine), make_data(3, 30, "ppo")
     held.add(TrainingCall("ppo", {}, data[:4]), "first")
     assert held.digests == ["first"]
-    with pytest.raises(IntegrityError, match="nan"):
+    with pytest.raises(type(error), match="nan"):
         held.add(TrainingCall("ppo", {}, data), "second")
     assert not held.digests and not engine.made
 

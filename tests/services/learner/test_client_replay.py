@@ -1,5 +1,7 @@
 """A client's steps repeated from artifacts alone, and what people see of their data."""
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,6 +61,20 @@ def test_all_steps_are_repeated_bit_for_bit(run: TinyRun) -> None:
             replayer.close()
         assert summary.first_difference() is None
         assert [check.step for check in summary.steps][-1] == STEPS - 1
+
+
+def test_the_ledger_alone_has_what_was_loaded(run: TinyRun, tmp_path: Path) -> None:
+    """As on another machine, where neither the run's folder is nor that of the run that saved the weights."""
+    ledger = tmp_path / RUN_ID
+    shutil.copytree(run.ledger, ledger)
+    replayer = Replayer(find_copy(ledger, RUN_ID))
+    try:
+        replayer.start(0)
+        checks = [replayer.step(step) for step in range(STEPS)]
+    finally:
+        replayer.close()
+    assert all(check.found_digest == check.recorded_digest for check in checks)
+    assert replayer.summary.first_difference() is None
 
 
 def test_the_ledger_is_sound(run: TinyRun) -> None:

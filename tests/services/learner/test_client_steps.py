@@ -1,6 +1,7 @@
 """A client's steps on the real engine: the same bits however the data came, and after any kill."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -272,5 +273,65 @@ def test_saved_weights_are_loaded_with_and_without_their_optimizer(
 
 
 def test_several_ranks_are_refused_before_anything_starts(model: Path) -> None:
-    with pytest.raises(ConfigError, match=r"learner.ranks=2 cannot be with environment.name=client"):
+    with pytest.raises(ConfigError, match=r"learner.ranks cannot act so with environment.name=client"):
         client_config(model, learner__ranks=2)
+
+
+@pytest.mark.parametrize("loss", ["ppo", "gspo", "cispo"])
+def test_a_ratio_that_overflows_is_refused_before_it_spoils_the_gradients(
+    trainers: Trainers, loss: str
+) -> None:
+    """Where it is clipped away the loss is a number, and autograd's 0 x inf none."""
+    trainer, good = trainers(), make_call(6, 4, loss)
+    far = [
+        replace(
+            one,
+            inputs={
+                name: abs(values) * (300.0 if name == "logprobs" else 1.0)
+                for name, values in one.inputs.items()
+            },
+        )
+        for one in good.data
+    ]
+    far = [replace(one, inputs={**one.inputs, "logprobs": -one.inputs["logprobs"]}) for one in far]
+    with pytest.raises(IntegrityError, match=f"the loss {loss} is .* its ratio overflows, at datum"):
+        give(trainer, [TrainingCall(loss, {}, tuple(far))])
+    assert not trainer.held_calls()
+    give(trainer, [good])
+    assert step(trainer, [good]).metrics["gradient_norm"] > 0
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_loading_without_the_optimizer_begins_with_no_moments(trainers: Trainers, stage: int) -> None:
+    calls = [make_call(seed, 6) for seed in range(3)]
+    trainer = trainers("run", learner__zero_stage=stage)
+    first = digest(step(trainer, [calls[0]]))
+    trainer.save_to(trainers.saved("run").checkpoints("a"))
+    trainer.stop()
+    ends = []
+    for name, optimizer in (("fresh", False), ("used", False), ("whole", True)):
+        other = trainers(name, learner__zero_stage=stage)
+        if name == "used":
+            step(other, [calls[1]])
+        order = LoadOrder(SavedWeights("run", "weights", "a"), optimizer, first)
+        assert digest(other.train(other.version, encode_step((), order))) == first
+        ends.append(digest(step(other, [calls[2]])))
+        other.stop()
+    assert ends[0] == ends[1] != ends[2]
+
+
+@pytest.mark.parametrize("optimizer", [True, False])
+def test_a_load_is_repeated_after_what_was_saved_is_gone(trainers: Trainers, optimizer: bool) -> None:
+    """A learner may go back before a load, for a snapshot that is missing."""
+    trainer, calls = trainers("run"), [make_call(seed, 6) for seed in range(2)]
+    first = digest(step(trainer, [calls[0]]))
+    trainer.save_to(trainers.saved("run").checkpoints("a"))
+    load = encode_step((), LoadOrder(SavedWeights("run", "weights", "a"), optimizer, first))
+    trainer.train(1, load)
+    trainer.save()
+    wanted = digest(step(trainer, [calls[1]]))
+    trainers.saved("run").drop("weights", "a")
+    trainer.begin(None)
+    step(trainer, [calls[0]])
+    assert digest(trainer.train(1, load)) == first
+    assert digest(step(trainer, [calls[1]])) == wanted
