@@ -79,7 +79,7 @@ class LiveClientRun(ClientRun):
         self._calls.mkdir(exist_ok=True)
         self._turn, self._noting = asyncio.Lock(), asyncio.Lock()
         self.left = False
-        """Whether its services are stopped: whoever still holds it opens the run anew."""
+        """Whether its services are stopped: callers that still hold it open the run again."""
 
     @property
     def info(self) -> ModelInfo:
@@ -347,7 +347,7 @@ class HomeClientRuns(ClientRuns):
         await asyncio.gather(*map(self.close, list(self._places)))
 
     def runs(self) -> Sequence[str]:
-        # Whoever asks wants all of the home, whichever configuration made them.
+        # Callers want all of the home, whichever configuration made them.
         return [path.name for path in directory.list_runs(self._home) if (path / MODEL).exists()]
 
     def saved(self, run_id: str | None = None) -> Sequence[SavedVersion]:
