@@ -80,7 +80,7 @@ class LiveClientRun(ClientRun):
         self._calls.mkdir(exist_ok=True)
         self._turn, self._noting = asyncio.Lock(), asyncio.Lock()
         self.left = False
-        """Whether its services are stopped: whoever still holds it opens the run anew."""
+        """Whether its services are stopped: callers that still hold it open the run again."""
 
     @property
     def info(self) -> ModelInfo:
