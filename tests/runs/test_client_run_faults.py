@@ -11,13 +11,13 @@ import pytest
 
 from antiphon.api.client_run import ModelInfo, ModelOrder
 from antiphon.api.learner import CallReply, SavedReply, SnapshotReply, StepReply, StepResult
-from antiphon.core.client_records import AdamParameters, CallResult, Datum, SavedWeights, TrainingCall
+from antiphon.core.client_records import AdamParameters, CallResult, Datum, TrainingCall
 from antiphon.core.config import build_config
-from antiphon.core.errors import ContractError, IntegrityError, UnavailableError
+from antiphon.core.errors import ContractError, UnavailableError
 from antiphon.core.records import StepCommit
 from antiphon.core.status import LearnerProgress
 from antiphon.lineage.client_steps import decode_call, encode_result
-from antiphon.lineage.saved_weights import MODEL, saved_of
+from antiphon.lineage.saved_weights import MODEL
 from antiphon.runs.client_runs import CALLS, HomeClientRuns, LiveClientRun, order_of
 from antiphon.runs.clients import ClientLoop
 from antiphon.services.stages import LoopStages
@@ -33,18 +33,14 @@ def call(weight: float = 1.0, forward_only: bool = False) -> TrainingCall:
 
 
 class Services:
-    """A coordinator and a learner: what is sealed never changes, unless it is skipped."""
+    """A coordinator and a learner: what is sealed never changes."""
 
     def __init__(self, run_dir: Path) -> None:
         self.calls = run_dir / CALLS
         self.sealed: list[str] = []
         self.made: list[str] = []
-        self.bad: set[str] = set()
         self.asked = asyncio.Event()
         self.away = False
-
-    async def status(self) -> Any:
-        return SimpleNamespace(sealed_steps=len(self.sealed))
 
     async def seal_client_step(self, step: int, digest: str, trajectories: int, tokens: int) -> None:
         if step == len(self.made) == len(self.sealed):
@@ -52,17 +48,11 @@ class Services:
         elif step >= len(self.sealed) or self.sealed[step] != digest:
             raise ContractError(f"step {step} has another batch")
 
-    async def skip_step(self, step: int, reason: str, operator: str) -> None:
-        assert step == len(self.made) and reason and operator == "client"
-        self.sealed[step] = EMPTY
-
     async def await_step(self, step: int, wait_s: float) -> StepReply:
         if self.away:
             await asyncio.Event().wait()
         assert step < len(self.sealed)
         if step == len(self.made):
-            if self.sealed[step] in self.bad or ("all" in self.bad and self.sealed[step] != EMPTY):
-                raise IntegrityError("the gradient is no number")
             self.made.append(self.sealed[step])
         commit = StepCommit(step, step + 1, "w", self.sealed[step], {"grad_norm": 1.0}, True)
         return StepReply(IDLE, StepResult(commit, 0.0, 0.0))
@@ -117,47 +107,6 @@ def test_services_stopped_in_a_call_are_away_and_not_a_call_that_ends_nowhere(tm
             await stepping
         with pytest.raises(UnavailableError, match="were stopped"):
             await run.step(0, [call()], AdamParameters())
-
-    living(tmp_path, work)
-
-
-def test_a_step_whose_gradient_is_no_number_is_skipped_and_the_next_one_made(tmp_path: Path) -> None:
-    async def work(run: LiveClientRun, services: Services, clients: ClientLoop) -> None:
-        await run.step(0, [call()], AdamParameters())
-        services.bad = {"all"}
-        with pytest.raises(IntegrityError, match="no number; the next step goes on from the weights before"):
-            await run.step(1, [call(9.0)], AdamParameters())
-        services.bad = set()
-        assert run.version == 2 and services.made[1] == EMPTY
-        assert (await run.step(2, [call()], AdamParameters()))["grad_norm"] == 1.0
-        assert await run.step(2, [call()], AdamParameters())  # asked again
-
-    living(tmp_path, work)
-
-
-@pytest.mark.parametrize("sealed", [EMPTY, "another"])
-@pytest.mark.parametrize("bad", [False, True])
-def test_a_batch_that_a_killed_door_left_sealed_is_made_and_holds_up_no_other(
-    tmp_path: Path, sealed: str, bad: bool
-) -> None:
-    async def work(run: LiveClientRun, services: Services, clients: ClientLoop) -> None:
-        services.sealed = [sealed]
-        services.bad = {"another"} if bad else set()
-        with pytest.raises((ContractError, IntegrityError)):
-            await run.step(0, [call()], AdamParameters())
-        assert run.version == 1
-        await run.step(1, [call()], AdamParameters())
-        with pytest.raises(ContractError, match="not the next one"):
-            await run.step(3, [call()], AdamParameters())
-
-    living(tmp_path, work)
-
-
-def test_saves_at_one_moment_are_all_listed(tmp_path: Path) -> None:
-    async def work(run: LiveClientRun, services: Services, clients: ClientLoop) -> None:
-        names = [f"n{place}" for place in range(8)]
-        await asyncio.gather(*(run.save(SavedWeights("r", "weights", name), None) for name in names))
-        assert sorted(one.saved.name for one in saved_of(tmp_path)) == names
 
     living(tmp_path, work)
 

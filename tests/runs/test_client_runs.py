@@ -27,7 +27,7 @@ from antiphon.runs.clients import ClientLoop
 from tests.support.client_calls import client_config, make_call
 
 ADAM = AdamParameters()
-FAR = AdamParameters(learning_rate=1e30)
+FAR = replace(ADAM, learning_rate=1e11)
 EMPTY = digest_bytes(b"")
 PROGRESS = LearnerProgress("", 0, "")
 
@@ -50,7 +50,7 @@ class Services:
 
     async def await_step(self, step: int, wait_s: float) -> StepReply:
         digest = self.sealed[step]
-        if digest != EMPTY and b"1e+30" in self._store.get(digest):
+        if digest != EMPTY and b"100000000000.0" in self._store.get(digest):
             self.sealed[step] = EMPTY
             raise IntegrityError(f"step {step} was not made")
         if step == len(self.committed):
