@@ -22,9 +22,8 @@ CLIENT = PROJECT / "benchmarks" / "parts" / "door" / "sample_client.py"
 SLOW_S = 30.0
 """How long a future takes in which polls are counted."""
 ENGINE_S = 600.0
-SIZES = ("rollout.concurrent_groups=64", "loop.group_size=2", "rollout.max_model_tokens=2048")
+SIZES = ("rollout.concurrent_groups=64", "loop.group_size=2")
 """Room for as many requests as there are calls."""
-MOST_TOKENS = 1536
 VOCABULARY = 4096
 """Of the random policy: one of so many tokens ends an answer."""
 
@@ -53,11 +52,12 @@ def make_policy(out: Path) -> Path:
 def throughput(calls: int, rounds: int) -> dict[str, Any]:
     """Sample `calls` prompts at once through the door, and with an engine alone; the first round warms up.
 
-    With answers of `MOST_TOKENS` tokens, and with the demo's, which are short.
+    With answers of 1,536 tokens, and with the demo's, which are short.
     """
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="antiphon-door-") as folder:
-        for name, words in {"": [f"model.path={make_policy(Path(folder) / 'policy')}"], "_short": []}.items():
+        long = [f"model.path={make_policy(Path(folder) / 'policy')}", "rollout.max_model_tokens=2048"]
+        for name, words in {"": long, "_short": ["rollout.max_model_tokens=512"]}.items():
             through, alone, per_call = _rates(calls, rounds, [*SIZES, *words])
             print(f"tokens/s{name}: {through} through the door, {alone} of the engine", flush=True)
             found |= {
@@ -73,7 +73,7 @@ def _rates(calls: int, rounds: int, overrides: list[str]) -> tuple[list[float], 
     """Return tokens per second through the door and of the engine alone, and the door's CPU ms for a call."""
     with served(*overrides) as door:
         prompts = write_prompts(door.home / "prompts.jsonl", calls)
-        words = [str(prompts), "--rounds", str(rounds + 1), "--max-tokens", str(MOST_TOKENS)]
+        words = [str(prompts), "--rounds", str(rounds + 1), "--max-tokens", str(_most(overrides))]
         said = run_client(client_python(COOKBOOKS[0]), CLIENT, words, door)
         door.stop()
         alone = _alone(prompts, rounds + 1, overrides)
@@ -120,6 +120,13 @@ def _stopped(pid: int) -> list[psutil.Process]:
     return family
 
 
+def _most(overrides: list[str]) -> int:
+    """Return the longest answer that a prompt leaves room for, here three quarters of the context."""
+    from antiphon.core.config import load_config
+
+    return load_config(CONFIG, overrides).rollout.max_model_tokens * 3 // 4
+
+
 def _alone(prompts: Path, rounds: int, overrides: list[str]) -> list[float]:
     """Return the tokens per second of each round but the first, of an engine in a process of its own."""
     from antiphon.core.config import load_config
@@ -157,7 +164,7 @@ def _engine_alone(path: Path, rounds: int, overrides: list[str]) -> list[float]:
     weights = verify(load_file(Path(model) / "model.safetensors"))
     engine.load_weights(0, weights, weights.digest)
     prompts = [tuple(json.loads(line)) for line in path.read_text().splitlines()]
-    sampling = SamplingParameters(temperature=1.0, max_tokens=MOST_TOKENS)
+    sampling = SamplingParameters(temperature=1.0, max_tokens=_most(overrides))
     for number in range(rounds):
         begun, tokens = time.perf_counter(), 0
         engine.add(
