@@ -27,7 +27,7 @@ class DoorSection(Section):
     stable_reinforce: Literal["refuse", "ours"] = "refuse"
     """What becomes of the loss stable_reinforce, whose definition is unpublished: refused, or our decoupled
     objective on the log-probabilities and versions that were recorded when the tokens were sampled."""
-    session_timeout_s: float = Field(default=600.0, gt=0.0, le=YEAR_S)
+    session_timeout_s: float = Field(default=120.0, gt=0.0, le=YEAR_S)
     """Seconds without a heartbeat after which a session gives its models' places back; it stays resumable."""
     future_ttl_s: float = Field(default=3600.0, gt=0.0, le=YEAR_S)
     """Seconds after which an answer is forgotten that was told; the client then asks again."""

@@ -27,6 +27,7 @@ from antiphon.core.config import RunConfig
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import AntiphonError, ConfigError, ContractError, IntegrityError, UnavailableError
 from antiphon.core.records import Trajectory
+from antiphon.lineage.saved_weights import saved_at
 from antiphon.net.http_serving import read_json
 from antiphon.protos import tinker_pb2 as pb
 from antiphon.services.door import journal as kept
@@ -45,8 +46,7 @@ EXPIRY_S = 60.0
 """Pause between two looks at weights whose time is over."""
 MOST_WAITING = 1024
 """Requests for samples of one model that are taken in and not answered; the client keeps the others."""
-_SAVED = re.compile(r"tinker://([A-Za-z0-9._-]+)/(weights|sampler_weights)/([A-Za-z0-9._-]+)")
-_EPHEMERAL = re.compile(r"session-\d+|base-version")
+_EPHEMERAL = re.compile(r"session-\d+")
 """Names of what is saved for samplers without one; not listed."""
 _STABLE = (
     "stable_reinforce is unpublished, so it is not served here; pass loss_fn=importance_sampling (recipes: "
@@ -634,8 +634,8 @@ class Door:
         Raises:
             ContractError: when nothing of this owner is.
         """
-        parts = _SAVED.fullmatch(path)
-        found = self._runs.saved(parts[1]) if parts and parts[1] in self._runs_of(owner) else ()
+        run_id = saved_at(path).run_id
+        found = self._runs.saved(run_id) if run_id in self._runs_of(owner) else ()
         for one in found:
             if one.saved.path == path:
                 return one
@@ -827,24 +827,15 @@ class Door:
         return "protobuf", wire.sample_response(reply, prompt, top, tops)
 
     async def _settle_base(self, sampler: Sampler) -> None:
-        """Find a run that has the weights of the base model, or create one that trains nothing."""
+        """Find a run of the session, whose version 0 stays stored, or create one that trains nothing."""
         async with self._base:
-            for model in self.models.values():
-                if model.session == sampler.session and model.next_seq > 0 and model.run_id in self._open:
-                    run, saved = (
-                        await self._run(model.run_id),
-                        SavedWeights(model.run_id, "sampler_weights", "base-version"),
-                    )
-                    if run.version == 0:
-                        await run.save(saved, None)
-                    if run.version == 0 or any(one.saved == saved for one in self._runs.saved(model.run_id)):
-                        sampler.run_id = model.run_id
-                        break
-            else:
+            own = (one for one in self.models.values() if one.session == sampler.session and one.next_seq)
+            run_id = next((one.run_id for one in own if one.run_id in self._open), "")
+            if not run_id:
                 which = digest_bytes(self._config.model.model_dump_json().encode())[:8]
                 run_id = f"{self._name}-base-{which}"
                 await self._run(run_id, ModelOrder(rank=0))
-                sampler.run_id = run_id
+            sampler.run_id = run_id
             sampler.version = 0
             await self._add_sampler(sampler)
 
