@@ -1,9 +1,9 @@
-"""A stand-in for Parallax: its scheduler's wire, and two nodes that share one model's layers and swap in turn.
+"""A stand-in for Parallax: the wire of its scheduler, and two nodes of one model that swap in turn.
 
 It speaks what Parallax's repository of 1 July 2026 serves, and refuses what that refuses. The nodes' weights
-are the parameters of one model of transformers: while one node has swapped and the other has not, the model is
-the mixture that Parallax would sample from. A node swaps at each look at the time stamp, as long as `lazy` does
-not hold it back.
+are the parameters of one model of transformers: while one node has swapped and the other has not, the model
+is the mixture that Parallax would sample from. One node swaps at each look at the time stamp, of those that
+`lazy` does not name.
 """
 
 import asyncio

@@ -151,8 +151,8 @@ class ParallaxEngine(ServerEngine[_Live]):
         if counted != (wanted := len(self._encode(text))):
             raise ConfigError(
                 f"the server at rollout.engine_url={url} made {counted} tokens of a prompt that has "
-                f"{wanted}; start it on a copy of model.path whose chat template is {TEMPLATE}, so that prompts "
-                "pass through unchanged"
+                f"{wanted}; start it on a copy of model.path whose chat template is {TEMPLATE}, so that "
+                "prompts pass through unchanged"
             )
         self._peer = await asyncio.to_thread(self._join, self._folder / FOLDER)
 
