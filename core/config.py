@@ -227,6 +227,7 @@ class RunConfig(Section):
             ("loop.publish_interval", self.loop.publish_interval != 1, "set it to 1"),
             ("reference", self.reference.used, "leave it out"),
             ("judge", bool(self.judge.url), "leave it out"),
+            ("rollout.logprobs", self.rollout.logprobs != "engine", "set it to engine: they are given away"),
             ("learner.ranks", self.learner.ranks > 1, "set it to 1: calls are added up on one rank"),
         ):
             if wrong:

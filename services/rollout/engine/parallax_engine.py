@@ -41,8 +41,8 @@ TRIES = 8
 """Of a request whose text has other tokens than were sampled."""
 TEMPLATE = "{{ messages[0]['content'] }}"
 """Chat template that passes the one message through unchanged."""
-CHECKED = " \n1 + 2 = x \n"
-"""A prompt that a template would change if it trimmed or framed it."""
+CHECKED = " \n1 + 2{} = x \n"
+"""A prompt, with an end token in it, that a template would change if it trimmed or framed it."""
 NEUTRAL = {
     "min_p": 0.0,
     "presence_penalty": 0.0,
@@ -138,7 +138,7 @@ class ParallaxEngine(ServerEngine[_Live]):
 
     async def _introduce(self) -> None:
         limit_s, url = self.settings.silent_s, self.settings.url
-        text = CHECKED + self._codec.tokenizer.decode([self._codec.end_token_id], skip_special_tokens=False)
+        text = CHECKED.format(self._decode([self._codec.end_token_id]))
         asked = {"messages": [{"role": "user", "content": text}], "max_tokens": 1, "temperature": 0.0}
         try:
             await self._swapped(limit_s)

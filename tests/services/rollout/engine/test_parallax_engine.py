@@ -148,13 +148,15 @@ def test_a_swap_by_somebody_else_is_said(subject: Subject, server: ParallaxServe
         subject.load(2)
 
 
-@pytest.mark.parametrize("said", [str.strip, lambda text: f"<user>{text}", lambda text: f"{text}x"])
+@pytest.mark.parametrize(
+    "said", [str.lstrip, str.rstrip, lambda text: f"<user>{text}", lambda text: f"{text}x"]
+)
 def test_a_chat_template_that_changes_prompts_is_refused(
     model: Path, server: ParallaxServer, said: object
 ) -> None:
     server.template = said  # type: ignore[assignment]
     assert re.search(
-        r"made \d+ tokens of a prompt that has 15; .*\{\{ messages\[0\]\['content'\] \}\}",
+        r"made \d+ tokens of a prompt that has 14; .*\{\{ messages\[0\]\['content'\] \}\}",
         refused(ConfigError, server.url, model),
     )
 
@@ -179,7 +181,7 @@ def test_a_text_of_other_tokens_begins_again_but_not_for_ever(
     # Four tokens that come as a text of two; half a character; then one that is as it was sampled.
     server.script = [("12", 4), ("1\ufffd23", 4), ("1+2=", 4)]
     (output,) = subject.run([request])
-    assert output.token_ids.tolist() == [4, 14, 5, 18] and output.finish_reason is FinishReason.LENGTH
+    assert output.token_ids.tolist() == [4, 13, 5, 17] and output.finish_reason is FinishReason.LENGTH
     server.script = [("12", 4)] * TRIES
     with pytest.raises(IntegrityError, match=rf"came back {TRIES} times as a text of other tokens"):
         subject.run([request])
