@@ -196,7 +196,7 @@ class ParallaxEngine(ServerEngine[_Live]):
 
     def _offer(self, peer: BlockPeer, weights: VerifiedWeights) -> dict[str, str]:
         """Hold weights as blocks, and return tensor name -> content id of its block."""
-        index = {}
+        index: dict[str, str] = {}
         for names, data in blocks_of(weights):
             address = peer.put(data)
             self._held.add(address)
