@@ -15,7 +15,7 @@ again. Greedy ones, which would come back the same, are not trained on and stay 
 
 import asyncio
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -43,12 +43,7 @@ TEMPLATE = "{{ messages[0]['content'] }}"
 """Chat template that passes the one message through unchanged."""
 CHECKED = " \n1 + 2{} = x \n"
 """A prompt, with an end token in it, that a template would change if it trimmed or framed it."""
-NEUTRAL = {
-    "min_p": 0.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "repetition_penalty": 1.0,
-}
+NEUTRAL = {"min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
 """Said, since a server may take others from generation_config.json."""
 
 
@@ -69,6 +64,8 @@ class BlockPeer(Protocol):
 class _Live(Live):
     """One request in flight, and what of its text has come."""
 
+    known: Sequence[int] = ()
+    """Tokens of the prompt."""
     prompt: str = ""
     text: str = ""
     ended: FinishReason | None = None
@@ -221,7 +218,7 @@ class ParallaxEngine(ServerEngine[_Live]):
                 f"the prompt of request {request.request_id} has other tokens than its text, which is all "
                 "that rollout.engine=parallax takes; use rollout.engine=vllm or http"
             )
-        return _Live(request, [(version, 0)], prompt=prompt)
+        return _Live(request, [(version, 0)], known=known, prompt=prompt)
 
     def _body(self, live: _Live) -> Mapping[str, Any]:
         sampling = live.request.sampling
@@ -253,11 +250,10 @@ class ParallaxEngine(ServerEngine[_Live]):
             live.ended = live.ended if reason is None else FinishReason(reason)
         if not (usage := chunk.get("usage")) or live.ended is None:
             return False
-        known = len(live.request.prompt_token_ids) + len(live.request.prefix_token_ids)
-        if usage["prompt_tokens"] != known:
+        if usage["prompt_tokens"] != len(live.known):
             raise IntegrityError(
                 f"the server at {url} made {usage['prompt_tokens']} tokens of the prompt of request {name}, "
-                f"which has {known}; its chat template must be {TEMPLATE}"
+                f"which has {len(live.known)}; its chat template must be {TEMPLATE}"
             )
         self._settle(live, usage["completion_tokens"])
         return True
@@ -265,16 +261,14 @@ class ParallaxEngine(ServerEngine[_Live]):
     def _settle(self, live: _Live, sampled: int) -> None:
         """Take the tokens of a text, or begin again when it was made of others."""
         stopped, sampling = live.ended is FinishReason.STOP, live.request.sampling
-        known = [*live.request.prompt_token_ids, *live.request.prefix_token_ids]
-        whole = self._encode(live.prompt + live.text)
+        text, known = live.prompt + live.text, list(live.known)
+        whole = self._encode(text)
         apart = self._encode(live.text)  # where the first token would grow into the prompt's last
         kinds = [apart] if whole[: len(known)] != known else [whole[len(known) :], apart]
-        found = [
-            one
-            for one in kinds
-            if len(one) + stopped == sampled and self._decode([*known, *one]) == live.prompt + live.text
+        fits = [
+            one for one in kinds if len(one) + stopped == sampled and self._decode([*known, *one]) == text
         ]
-        if not found and sampling.temperature > 0.0:
+        if not fits and sampling.temperature > 0.0:
             if live.tries < TRIES:
                 self._begin(live)
                 return
@@ -282,7 +276,7 @@ class ParallaxEngine(ServerEngine[_Live]):
                 f"request {live.request.request_id} came back {TRIES} times as a text of other tokens than "
                 "were sampled; use an engine that gives ids: rollout.engine=vllm or http"
             )
-        tokens = [*(found or kinds)[0], *[self._codec.end_token_id] * stopped]
+        tokens = [*(fits or kinds)[0], *[self._codec.end_token_id] * stopped]
         live.tokens = tokens[: sampling.max_tokens - len(live.request.prefix_token_ids)]
         live.logprobs = [0.0] * len(live.tokens)
         live.reason = live.ended
