@@ -167,10 +167,17 @@ class HttpEngine(ServerEngine[_Live]):
         tokens = list(probe.tokens[: self.settings.max_model_len - 1])
         wanted = {"temperature": 0.0, "max_tokens": 1, "prompt_logprobs": 0, "detokenize": False}
         body = {"token_ids": tokens, "sampling_params": wanted}
-        rows = (await self._ask("POST", GENERATE, self.settings.swap_s, body))["prompt_logprobs"]
-        scores = np.array(
-            [row[str(token)]["logprob"] for row, token in zip(rows[1:], tokens[1:], strict=True)]
-        )
+        said = await self._ask("POST", GENERATE, self.settings.swap_s, body)
+        try:
+            rows = said["prompt_logprobs"][1:]
+            scores = np.array(
+                [row[str(token)]["logprob"] for row, token in zip(rows, tokens[1:], strict=True)]
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise IntegrityError(
+                f"the server at {self.settings.url} scores no prompt as vLLM 0.32 does "
+                f"({type(error).__name__}: {error}); start that release"
+            ) from error
         if problem := probe_problem(probe, scores, self._precision):
             raise IntegrityError(problem)
 
@@ -224,6 +231,11 @@ class HttpEngine(ServerEngine[_Live]):
             )
         live.tokens += tokens
         live.logprobs += logprobs
+        most = live.request.sampling.max_tokens - len(live.request.prefix_token_ids)
+        if len(live.tokens) > most:
+            raise IntegrityError(
+                f"request {name} got {len(live.tokens)} tokens, but at most {most} were asked for"
+            )
         labels = {span["version"] for span in choice.get("weight_versions") or ()}
         if labels - {str(live.changes[-1][0])}:
             raise IntegrityError(

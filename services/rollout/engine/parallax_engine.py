@@ -161,7 +161,13 @@ class ParallaxEngine(ServerEngine[_Live]):
 
     async def _swapped(self, limit_s: float) -> float:
         """Return the time stamp of the oldest swap among the nodes."""
-        return float((await self._ask("GET", TIMESTAMP, limit_s))["latest_timestamp"])
+        said = await self._ask("GET", TIMESTAMP, limit_s)
+        try:
+            return float(said["latest_timestamp"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise IntegrityError(
+                f"the server at {self.settings.url} says no time of a swap ({type(error).__name__}: {error})"
+            ) from error
 
     async def _swap(self, version: int, weights: VerifiedWeights) -> None:
         assert self._peer is not None, "it was joined at the start"
@@ -220,6 +226,10 @@ class ParallaxEngine(ServerEngine[_Live]):
             )
         return _Live(request, [(version, 0)], known=known, prompt=prompt)
 
+    def _most(self, live: _Live) -> int:
+        """Return the most tokens that may be sampled."""
+        return live.request.sampling.max_tokens - len(live.request.prefix_token_ids)
+
     def _body(self, live: _Live) -> Mapping[str, Any]:
         sampling = live.request.sampling
         live.text, live.ended = "", None
@@ -228,7 +238,7 @@ class ParallaxEngine(ServerEngine[_Live]):
             "messages": [{"role": "user", "content": live.prompt}],
             "stream": True,
             "stream_options": {"include_usage": True},
-            "max_tokens": sampling.max_tokens - len(live.request.prefix_token_ids),
+            "max_tokens": self._most(live),
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k or -1,
@@ -255,7 +265,10 @@ class ParallaxEngine(ServerEngine[_Live]):
                 f"the server at {url} made {usage['prompt_tokens']} tokens of the prompt of request {name}, "
                 f"which has {len(live.known)}; its chat template must be {TEMPLATE}"
             )
-        self._settle(live, usage["completion_tokens"])
+        sampled, most = usage["completion_tokens"], self._most(live)
+        if sampled > most:
+            raise IntegrityError(f"request {name} got {sampled} tokens, but at most {most} were asked for")
+        self._settle(live, sampled)
         return True
 
     def _settle(self, live: _Live, sampled: int) -> None:
@@ -277,7 +290,7 @@ class ParallaxEngine(ServerEngine[_Live]):
                 "were sampled; use an engine that gives ids: rollout.engine=vllm or http"
             )
         tokens = [*(fits or kinds)[0], *[self._codec.end_token_id] * stopped]
-        live.tokens = tokens[: sampling.max_tokens - len(live.request.prefix_token_ids)]
+        live.tokens = tokens[: self._most(live)]
         live.logprobs = [0.0] * len(live.tokens)
         live.reason = live.ended
 

@@ -99,17 +99,18 @@ class ServerEngine(Generic[LiveT]):
         self._session = self._run(self._open())
         try:
             self._run(self._introduce())
-        except BaseException as error:
+        except (KeyError, TypeError, AttributeError) as error:
             self.close()
-            if isinstance(error, KeyError):
-                raise ConfigError(
-                    f"the server at rollout.engine_url={settings.url} says nothing of {error}, as "
-                    f"{self.speaks} does; start that release"
-                ) from error
+            raise ConfigError(
+                f"the server at rollout.engine_url={settings.url} says of itself what no {self.speaks} does "
+                f"({type(error).__name__}: {error}); start that release"
+            ) from error
+        except BaseException:
+            self.close()
             raise
 
     async def _introduce(self) -> None:
-        """Refuse a server that cannot be worked with; a KeyError is something that it does not say."""
+        """Refuse a server that cannot be worked with; a KeyError or TypeError is what it says otherwise."""
         raise NotImplementedError
 
     def _accept(self, request: EngineRequest, version: int) -> LiveT:

@@ -134,8 +134,8 @@ def test_a_server_that_is_killed_or_stands_still_ends_the_worker(
 
 
 @contextmanager
-def fake(paths: list[str], **model: object) -> Iterator[str]:
-    """Serve what a server says of itself, and nothing else."""
+def fake(paths: list[str], others: dict[str, Any] | None = None, **model: object) -> Iterator[str]:
+    """Serve what a server says of itself, and what `others` say instead: JSON, or a function of a request."""
     said = {"logprobs_mode": "processed_logprobs", "max_model_len": 128, "dtype": "torch.float32"}
     info = {
         "model_config": {
@@ -150,8 +150,12 @@ def fake(paths: list[str], **model: object) -> Iterator[str]:
 
     async def begin() -> web.AppRunner:
         app = web.Application()
-        app.router.add_get("/openapi.json", lambda _: _json({"paths": {key: {} for key in paths}}))
-        app.router.add_get("/server_info", lambda _: _json({"vllm_config": info}))
+        bodies = {
+            "/openapi.json": {"paths": {path: {} for path in paths}},
+            "/server_info": {"vllm_config": info},
+        }
+        for path, body in (bodies | (others or {})).items():
+            app.router.add_route("*", path, body if callable(body) else lambda _, said=body: _json(said))
         runner = web.AppRunner(app)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -189,7 +193,7 @@ GENERATE, RPC = "/inference/v1/generate", "/collective_rpc"
         ([GENERATE, RPC], {"logprobs_mode": "raw_logprobs"}, "--logprobs-mode processed_logprobs"),
         ([GENERATE, RPC], {"max_model_len": 64}, "--max-model-len 128"),
         ([GENERATE, RPC], {"hf_overrides": {}}, "--hf-overrides"),
-        ([GENERATE, RPC], {"logprobs_mode": None}, "says nothing of 'logprobs_mode'"),
+        ([GENERATE, RPC], {"logprobs_mode": None}, "says of itself what no vLLM 0.32 does .*logprobs_mode"),
     ],
 )
 def test_a_server_that_was_started_otherwise_is_refused_with_the_option(
@@ -197,6 +201,75 @@ def test_a_server_that_was_started_otherwise_is_refused_with_the_option(
 ) -> None:
     with fake(paths, **model) as url, pytest.raises(ConfigError, match=said):
         HttpEngine(replace(SETTINGS, url=url))
+
+
+@pytest.mark.parametrize("info", [{}, [], {"vllm_config": {"model_config": None}}], ids=str)
+def test_a_server_that_says_something_else_of_itself_is_refused(info: object) -> None:
+    with (
+        fake([GENERATE, RPC], {"/server_info": info}) as url,
+        pytest.raises(ConfigError, match=r"no vLLM 0.32"),
+    ):
+        HttpEngine(replace(SETTINGS, url=url))
+
+
+def test_a_server_that_sends_elsewhere_is_not_followed() -> None:
+    """What is asked of one server, weights above all, is nobody else's."""
+    asked: list[str] = []
+
+    async def elsewhere(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        raise web.HTTPTemporaryRedirect("/server_info?elsewhere")
+
+    with (
+        fake([GENERATE, RPC], {"/openapi.json": elsewhere}) as url,
+        pytest.raises(IntegrityError, match=r"answered /openapi.json with status 307"),
+    ):
+        HttpEngine(replace(SETTINGS, url=url))
+    assert asked == ["/openapi.json"]
+
+
+def _stream(*chunks: dict[str, Any]) -> Any:
+    async def said(request: web.Request) -> web.Response:
+        if "prompt_logprobs" in (await request.json())["sampling_params"]:
+            return web.json_response({"prompt_logprobs": [None]})
+        lines = "".join(f"data: {json.dumps({'choices': [one]})}\n\n" for one in chunks)
+        return web.Response(text=lines, content_type="text/event-stream")
+
+    return said
+
+
+def _chunk(tokens: list[int], ids: list[int], reason: str | None = None) -> dict[str, Any]:
+    content = [{"token_id": one, "logprob": -1.0} for one in ids]
+    return {"token_ids": tokens, "logprobs": {"content": content}, "finish_reason": reason}
+
+
+@pytest.mark.parametrize(
+    ("chunks", "said"),
+    [
+        ([_chunk([5], [6])], "got tokens that are none"),
+        ([_chunk([5], [5])], "ended without a reason"),
+        ([_chunk([5] * 99, [5] * 99, "length")], r"got 99 tokens, but at most \d+ were asked for"),
+        ([_chunk([5], [])], "got tokens that are none"),
+        ([{"token_ids": [5]}], "answered what no vLLM 0.32 does"),
+    ],
+    ids=["other-ids", "half", "more", "no-logprobs", "no-fields"],
+)
+def test_streams_that_cannot_be_end_the_worker(
+    versions: tuple[Version, ...], chunks: list[dict[str, Any]], said: str
+) -> None:
+    ok = {path: {"ok": True} for path in ("/pause", RPC, "/update_weight_version", "/resume")}
+    weights = versions[0].weights
+    with fake([GENERATE, RPC], ok | {GENERATE: _stream(*chunks)}) as url:
+        engine = HttpEngine(replace(SETTINGS, url=url))
+        with pytest.raises(IntegrityError, match=r"scores no prompt as vLLM 0.32 does .*nothing is served"):
+            engine.load_weights(0, weights, weights.digest)
+        plain = verify(dict(weights), None)
+        engine.load_weights(0, plain, plain.digest)
+        engine.add(requests_of("odd"))
+        with pytest.raises(IntegrityError, match=said):
+            while True:
+                engine.step()
+        engine.close()
 
 
 def test_nobody_there_and_no_folder_are_said(tmp_path: Path) -> None:

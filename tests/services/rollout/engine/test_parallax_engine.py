@@ -182,6 +182,10 @@ def test_a_text_of_other_tokens_begins_again_but_not_for_ever(
     server.script = [("12", 4), ("1\ufffd23", 4), ("1+2=", 4)]
     (output,) = subject.run([request])
     assert output.token_ids.tolist() == [4, 13, 5, 17] and output.finish_reason is FinishReason.LENGTH
+    server.script = [("12345", 5)]
+    with pytest.raises(IntegrityError, match="got 5 tokens, but at most 4 were asked for"):
+        subject.run([request])
+    subject.engine.abort([request.request_id])
     server.script = [("12", 4)] * TRIES
     with pytest.raises(IntegrityError, match=rf"came back {TRIES} times as a text of other tokens"):
         subject.run([request])
