@@ -227,6 +227,7 @@ class RunConfig(Section):
             ("loop.publish_interval", self.loop.publish_interval != 1, "set it to 1"),
             ("reference", self.reference.used, "leave it out"),
             ("judge", bool(self.judge.url), "leave it out"),
+            ("rollout.logprobs", self.rollout.logprobs != "engine", "set it to engine: they are given away"),
             ("learner.ranks", self.learner.ranks > 1, "set it to 1: calls are added up on one rank"),
             # Engines hand in zeros then, and the client would take them for log-probabilities.
             ("rollout.logprobs", self.rollout.logprobs == "learner", "leave it out: its losses need them"),
@@ -258,23 +259,38 @@ class RunConfig(Section):
                     "rollout.logprobs=learner computes log-probabilities after rewards are counted, so "
                     "that reference.kl has none to compare; use reference.kl_place=loss"
                 )
-        if rollout.engine == "vllm":
-            if url or rollout.engine_folder is not None:
-                name = "engine_url" if url else "engine_folder"
+        engine, peer = rollout.engine, rollout.engine_peer
+        for name, given, takers in (
+            ("engine_url", url, "http or parallax"),
+            ("engine_folder", rollout.engine_folder, "http or parallax"),
+            ("engine_peer", peer, "parallax"),
+        ):
+            if given and engine not in takers:
                 raise ValueError(
-                    f"rollout.{name} has no effect with rollout.engine=vllm, which runs in the worker "
-                    "itself; leave it out, or use rollout.engine=http"
+                    f"rollout.{name} has no effect with rollout.engine={engine}; leave it out, or use "
+                    f"rollout.engine={takers}"
                 )
+        if engine == "vllm":
             return self
         if not re.fullmatch(r"https?://[^/\s?#@]+/?", url):
             raise ValueError(
-                f"rollout.engine_url={url!r} names no server, but rollout.engine=http needs one; write "
+                f"rollout.engine_url={url!r} names no server, but rollout.engine={engine} needs one; write "
                 "http://HOST:PORT"
             )
         if self.sampling.sampler != "native":
             raise ValueError(
-                "rollout.engine=http draws by the server's own sampler, which has no position keys; set "
+                f"rollout.engine={engine} draws by the server's own sampler, which has no position keys; set "
                 "sampling.sampler=native and loop.mode=elastic"
+            )
+        if engine == "parallax" and not re.fullmatch(r"/(ip[46]|dns[46]?)/[^/\s]+/tcp/\d+/p2p/\w+", peer):
+            raise ValueError(
+                f"rollout.engine_peer={peer!r} names no peer, through which rollout.engine=parallax gets its "
+                "weights; write /ip4/ADDRESS/tcp/PORT/p2p/ID of Parallax's scheduler"
+            )
+        if engine == "parallax" and rollout.logprobs != "learner":
+            raise ValueError(
+                "rollout.engine=parallax gives no log-probabilities; set rollout.logprobs=learner, "
+                "loop.max_staleness=0 and trust.audits=off"
             )
         if rollout.workers > 1:
             raise ValueError(
@@ -283,8 +299,8 @@ class RunConfig(Section):
             )
         if rollout.swap_cache == "keep":
             raise ValueError(
-                "rollout.swap_cache=keep cannot act with rollout.engine=http, which aborts requests at "
-                "a swap and continues them on a new cache; leave it out"
+                f"rollout.swap_cache=keep cannot act with rollout.engine={engine}, which aborts requests at "
+                "a swap and sends them again; leave it out"
             )
         return self
 

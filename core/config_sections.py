@@ -361,14 +361,17 @@ class RolloutSection(Section):
 
     workers: int = Field(default=1, ge=0, le=64)
     """Workers started on this machine."""
-    engine: Literal["vllm", "http"] = "vllm"
-    """vllm: the engine in each worker's process; http: a vLLM server that somebody else started, see
-    docs/concepts/engines.md."""
+    engine: Literal["vllm", "http", "parallax"] = "vllm"
+    """vllm: the engine in each worker's process; http: a vLLM server that somebody else started; parallax: a
+    Parallax network that somebody else started, untested on the real thing. See docs/concepts/engines.md."""
     engine_url: str = Field(default="", max_length=2000)
-    """Where that server answers, as the worker reaches it: `http://HOST:PORT`."""
+    """Where that server, or Parallax's scheduler, answers, as the worker reaches it: `http://HOST:PORT`."""
+    engine_peer: str = Field(default="", max_length=2000)
+    """Where Parallax's scheduler is a peer of the Lattica network through which weights go into the nodes:
+    `/ip4/ADDRESS/tcp/PORT/p2p/ID`. Needs the package lattica."""
     engine_folder: str | None = Field(default=None, max_length=4096)
-    """Folder, named alike for worker and server, through which weights go into the server; null: a temporary
-    one of the worker's machine."""
+    """Folder through which weights go into the server, named alike for worker and server unless it is
+    Parallax's; null: a temporary one of the worker's machine."""
     logprobs: Literal["engine", "learner"] = "engine"
     """Who says how probable a sampled token was. learner: for engines that do not; it computes that before
     each step, which is exact with loop.max_staleness=0 alone, and batches say `recomputed`."""

@@ -82,6 +82,8 @@ class WorkerHeartbeat:
     """Seconds since its swaps fail."""
     network: NetworkReport | None = None
     """What it measured of its network; None: nothing since the last time."""
+    missing_abilities: tuple[str, ...] = ()
+    """Names of what its engine cannot do, see docs/concepts/engines.md."""
 
 
 @frozen

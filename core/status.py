@@ -61,6 +61,8 @@ class WorkerRecord:
     """Why it could not load newer weights, in its own words; empty once it could."""
     swap_failing_s: float = 0.0
     """Seconds since its swaps fail."""
+    missing_abilities: tuple[str, ...] = ()
+    """Names of what its engine cannot do, as it says."""
 
 
 class OrderState(StrEnum):

@@ -241,7 +241,7 @@ class StageReply(_message.Message):
     def __init__(self, done: _Optional[bool] = ..., waiting_for: _Optional[str] = ..., progress: _Optional[float] = ..., halted: _Optional[str] = ..., batch: _Optional[_Union[_records_pb2.BatchRef, _Mapping]] = ..., evaluation: _Optional[_Union[EvaluationRecord, _Mapping]] = ..., counter: _Optional[int] = ..., no_workers: _Optional[bool] = ...) -> None: ...
 
 class WorkerRecord(_message.Message):
-    __slots__ = ("worker_id", "state", "held_version", "open_leases", "tokens_generated", "busy_share", "seconds_since_heartbeat", "stands_still_s", "audited", "strikes", "tokens_per_s", "swap_error", "swap_failing_s")
+    __slots__ = ("worker_id", "state", "held_version", "open_leases", "tokens_generated", "busy_share", "seconds_since_heartbeat", "stands_still_s", "audited", "strikes", "tokens_per_s", "swap_error", "swap_failing_s", "missing_abilities")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     HELD_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -255,6 +255,7 @@ class WorkerRecord(_message.Message):
     TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     SWAP_ERROR_FIELD_NUMBER: _ClassVar[int]
     SWAP_FAILING_S_FIELD_NUMBER: _ClassVar[int]
+    MISSING_ABILITIES_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     state: str
     held_version: int
@@ -268,7 +269,8 @@ class WorkerRecord(_message.Message):
     tokens_per_s: float
     swap_error: str
     swap_failing_s: float
-    def __init__(self, worker_id: _Optional[str] = ..., state: _Optional[str] = ..., held_version: _Optional[int] = ..., open_leases: _Optional[int] = ..., tokens_generated: _Optional[int] = ..., busy_share: _Optional[float] = ..., seconds_since_heartbeat: _Optional[float] = ..., stands_still_s: _Optional[float] = ..., audited: _Optional[int] = ..., strikes: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., swap_error: _Optional[str] = ..., swap_failing_s: _Optional[float] = ...) -> None: ...
+    missing_abilities: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, worker_id: _Optional[str] = ..., state: _Optional[str] = ..., held_version: _Optional[int] = ..., open_leases: _Optional[int] = ..., tokens_generated: _Optional[int] = ..., busy_share: _Optional[float] = ..., seconds_since_heartbeat: _Optional[float] = ..., stands_still_s: _Optional[float] = ..., audited: _Optional[int] = ..., strikes: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., swap_error: _Optional[str] = ..., swap_failing_s: _Optional[float] = ..., missing_abilities: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class CapacityRecord(_message.Message):
     __slots__ = ("need_tokens_per_s", "supply_tokens_per_s", "acceptance", "train_s", "broadcast_s", "group_s", "regime", "step_s", "measured_step_s", "publish_interval", "least_staleness", "place_s")

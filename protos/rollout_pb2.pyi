@@ -120,7 +120,7 @@ class NetworkReport(_message.Message):
     def __init__(self, round_trip_s: _Optional[float] = ..., down_bytes_per_s: _Optional[float] = ..., held_payloads: _Optional[_Iterable[str]] = ..., deliveries: _Optional[_Iterable[_Union[DeliveryRecord, _Mapping]]] = ..., culprits: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class WorkerHeartbeat(_message.Message):
-    __slots__ = ("worker_id", "held_version", "weights_digest", "lease_ids", "tokens_generated", "busy_s", "uptime_s", "sampling", "progress", "released_leases", "leaving", "bytes_fetched", "numerics", "swap_error", "swap_failing_s", "network")
+    __slots__ = ("worker_id", "held_version", "weights_digest", "lease_ids", "tokens_generated", "busy_s", "uptime_s", "sampling", "progress", "released_leases", "leaving", "bytes_fetched", "numerics", "swap_error", "swap_failing_s", "network", "missing_abilities")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     HELD_VERSION_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -137,6 +137,7 @@ class WorkerHeartbeat(_message.Message):
     SWAP_ERROR_FIELD_NUMBER: _ClassVar[int]
     SWAP_FAILING_S_FIELD_NUMBER: _ClassVar[int]
     NETWORK_FIELD_NUMBER: _ClassVar[int]
+    MISSING_ABILITIES_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     held_version: int
     weights_digest: str
@@ -153,7 +154,8 @@ class WorkerHeartbeat(_message.Message):
     swap_error: str
     swap_failing_s: float
     network: NetworkReport
-    def __init__(self, worker_id: _Optional[str] = ..., held_version: _Optional[int] = ..., weights_digest: _Optional[str] = ..., lease_ids: _Optional[_Iterable[str]] = ..., tokens_generated: _Optional[int] = ..., busy_s: _Optional[float] = ..., uptime_s: _Optional[float] = ..., sampling: _Optional[bool] = ..., progress: _Optional[_Iterable[_Union[LeaseProgress, _Mapping]]] = ..., released_leases: _Optional[_Iterable[str]] = ..., leaving: _Optional[bool] = ..., bytes_fetched: _Optional[int] = ..., numerics: _Optional[str] = ..., swap_error: _Optional[str] = ..., swap_failing_s: _Optional[float] = ..., network: _Optional[_Union[NetworkReport, _Mapping]] = ...) -> None: ...
+    missing_abilities: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, worker_id: _Optional[str] = ..., held_version: _Optional[int] = ..., weights_digest: _Optional[str] = ..., lease_ids: _Optional[_Iterable[str]] = ..., tokens_generated: _Optional[int] = ..., busy_s: _Optional[float] = ..., uptime_s: _Optional[float] = ..., sampling: _Optional[bool] = ..., progress: _Optional[_Iterable[_Union[LeaseProgress, _Mapping]]] = ..., released_leases: _Optional[_Iterable[str]] = ..., leaving: _Optional[bool] = ..., bytes_fetched: _Optional[int] = ..., numerics: _Optional[str] = ..., swap_error: _Optional[str] = ..., swap_failing_s: _Optional[float] = ..., network: _Optional[_Union[NetworkReport, _Mapping]] = ..., missing_abilities: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
     __slots__ = ("known", "cancelled_leases", "newest_version", "run_finished", "kept", "next_s", "leave", "wanted_version")

@@ -42,6 +42,7 @@ class Member:
     swap_error: str = ""
     """Why it could not load newer weights; empty once it could."""
     swap_failing_since_s: float = 0.0
+    missing_abilities: tuple[str, ...] = ()
     pause_s: float = 0.0
     """Until its next heartbeat, as the reply to the last one said; 0 for the usual pause."""
     relay_address: str = ""
@@ -129,7 +130,7 @@ class Fleet:
         self.work_done += heartbeat.bytes_fetched > member.bytes_fetched
         member.tokens_generated, member.busy_s = heartbeat.tokens_generated, heartbeat.busy_s
         member.uptime_s, member.bytes_fetched = heartbeat.uptime_s, heartbeat.bytes_fetched
-        member.numerics = heartbeat.numerics
+        member.numerics, member.missing_abilities = heartbeat.numerics, heartbeat.missing_abilities
         member.swap_error = " ".join(heartbeat.swap_error[:LONGEST_SWAP_ERROR].split())
         member.swap_failing_since_s = now - heartbeat.swap_failing_s
         return self.holds(member, heartbeat.held_version)
@@ -234,6 +235,7 @@ class Fleet:
                 tokens_per_s=member.tokens_per_s,
                 swap_error=member.swap_error,
                 swap_failing_s=max(0.0, now - member.swap_failing_since_s) if member.swap_error else 0.0,
+                missing_abilities=member.missing_abilities,
             )
             for member in self._members.values()
         )

@@ -309,6 +309,10 @@ def check_claims(heartbeat: WorkerHeartbeat, group_size: int) -> None:
     for name in ("lease_ids", "released_leases", "progress"):
         check_number(f"the length of {name} of a heartbeat", len(getattr(heartbeat, name)), most)
     check_number("the length of numerics of a heartbeat", len(heartbeat.numerics), LONGEST_TEXT)
+    missing = ",".join(heartbeat.missing_abilities)
+    check_number("the length of missing_abilities of a heartbeat", len(missing), LONGEST_TEXT)
+    if not all(name.isidentifier() for name in heartbeat.missing_abilities):
+        raise ContractError("missing_abilities of a heartbeat has something else than names of abilities")
     if heartbeat.network is not None:
         check_report(heartbeat.network)
 

@@ -76,6 +76,9 @@ def planes_of(
     joining = sum(worker.state is WorkerState.JOINING for worker in status.workers)
     workers = f"{active} worker{'s' * (active != 1)}" + (f", {joining} joining" if joining else "")
     training = status.sealed_steps > status.committed_steps
+    missing = {name for worker in status.workers for name in worker.missing_abilities} - {"drafts"}
+    if missing:
+        workers += f", engines without {', '.join(sorted(missing))}"
     failing = [f"{w.worker_id}: {w.swap_error}" for w in failing_swaps(status)[:2]]
     views = [
         ("rollout", f"{status.groups_leased} groups at {workers}", status.waiting),

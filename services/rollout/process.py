@@ -174,10 +174,17 @@ def build_engine(config: RunConfig) -> Engine:
         IntegrityError: when the engine's tokens do not follow its own distribution.
         UnavailableError: when the server of `rollout.engine_url` does not answer.
     """
-    if config.rollout.engine == "http":
+    if config.rollout.engine != "vllm":
+        server = server_settings(config, resolve_model_path(config.model.path))
+        if config.rollout.engine == "parallax":
+            from antiphon.services.rollout.engine.parallax_engine import ParallaxEngine
+            from antiphon.weights.transports.lattica import LatticaNode
+
+            peers = [config.rollout.engine_peer]
+            return ParallaxEngine(server, lambda folder: LatticaNode(folder, "0.0.0.0", 0, peers))
         from antiphon.services.rollout.engine.http_engine import HttpEngine
 
-        return HttpEngine(server_settings(config, resolve_model_path(config.model.path)))
+        return HttpEngine(server)
     engine = start_engine(config)
     if engine.settings.dummy_weights:
         engine.before_serving = partial(check_before_serving, config=config)

@@ -398,6 +398,7 @@ class RolloutWorker:
             swap_error="" if failing is None else failing.reason[:MOST_REASON],
             swap_failing_s=0.0 if failing is None else now - failing.since_s,
             network=weights.source.network.report(),
+            missing_abilities=engine.missing_abilities,
         )
 
     def _apply_reply(self, reply: HeartbeatReply) -> None:

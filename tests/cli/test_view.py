@@ -296,6 +296,12 @@ def test_planes_from_the_status_alone() -> None:
     assert planes["rollout"].waits_for == "worker-0 samples" and planes["rollout"].rate == 10.0
     assert planes["reward"].waits_for == ""
     assert planes["learner"].waits_for == "the batch of step 2"
+    assert "engines without" not in planes["rollout"].state
+    mute = WorkerRecord(
+        "w", WorkerState.ACTIVE, 0, 0, 0, 0.0, 0.0, missing_abilities=("logprobs", "drafts", "ids")
+    )
+    said = planes_of(status_at(2, workers=(mute,)), {})["rollout"].state
+    assert said.endswith("groups at 1 worker, engines without ids, logprobs")
 
 
 def test_rates_are_tokens_since_the_last_look_and_those_of_the_last_step() -> None:

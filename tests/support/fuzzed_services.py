@@ -456,6 +456,7 @@ def _heartbeat(lease: Lease, worker: str, version: int) -> WorkerHeartbeat:
         swap_error="it was refused",
         swap_failing_s=1.0,
         network=NetworkReport(0.1, 1e6, ("0" * 64,), (told,)),
+        missing_abilities=("ids", "logprobs"),
     )
 
 

@@ -9,6 +9,8 @@ here. Blocks are plain bytes, asked for by the SHA-256 in their address.
 """
 
 import asyncio
+import base64
+import hashlib
 import ipaddress
 import socket
 import threading
@@ -64,6 +66,18 @@ def multiaddress(host: str, port: int) -> str:
         raise UnavailableError(f"the name {host} is not known here: {error}") from None
     address = ipaddress.ip_address(min(found)[4][0])
     return f"/ip{address.version}/{address}/tcp/{port}"
+
+
+def content_id(data: bytes) -> str:
+    """Return the address of a block: a CID of version 1 for raw bytes, by SHA-256, in lower base32.
+
+    The form is that of github.com/multiformats/cid: version 1, codec 0x55, multihash 0x12 of 32 bytes.
+
+    >>> content_id(b"")
+    'bafkreihdwdcefgh4dqkjv67uzcmw7ojee6xedzdetojuzjevtenxquvyku'
+    """
+    raw = bytes([1, 0x55, 0x12, 32]) + hashlib.sha256(data).digest()
+    return "b" + base64.b32encode(raw).decode().rstrip("=").lower()
 
 
 class LatticaNode:

@@ -62,6 +62,8 @@ class EngineThread:
         """Whether the engine continues a prefix as if it had sampled that itself."""
         self.numerics = ""
         """What decides the engine's bits, as the engine says; "" before it is built."""
+        self.missing_abilities: tuple[str, ...] = ()
+        """Names of what the engine says that it cannot do."""
         self.vocabulary_size = 0
         """Number of tokens of the engine's model; 0 before it is built."""
         self._repeated: dict[str, EngineRequest] = {}
@@ -216,6 +218,7 @@ class EngineThread:
         """Note what the engine can do; one that was started without weights knows after its first load."""
         self.drafts, self.continues = engine.drafts, engine.continues
         self.numerics, self.vocabulary_size = engine.numerics, engine.vocabulary_size
+        self.missing_abilities = engine.abilities.missing
 
     def _execute_messages(self, engine: Engine) -> None:
         wait = engine.unfinished == 0 or engine.version is None

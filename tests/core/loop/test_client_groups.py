@@ -94,6 +94,10 @@ def test_only_a_run_of_a_client_takes_requests_and_steps() -> None:
         ),
         ({"loop": {"publish_interval": 2}}, "loop.publish_interval cannot act so"),
         ({"reference": {"kl": 0.1}}, "reference cannot act so"),
+        (
+            {"rollout": {"logprobs": "learner"}, "loop": {"max_staleness": 0}, "trust": {"audits": "off"}},
+            "rollout.logprobs cannot act so",
+        ),
     ],
 )
 def test_what_only_prompts_of_the_run_s_own_have_is_refused(section: dict[str, Any], words: str) -> None:

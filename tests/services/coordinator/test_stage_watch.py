@@ -255,6 +255,19 @@ def test_a_stage_says_that_nothing_can_be_recorded(tmp_path: Path) -> None:
     serve_and(tmp_path, act)
 
 
+def test_what_an_engine_cannot_do_is_in_the_status(tmp_path: Path) -> None:
+    async def act(site: Served, client: CoordinatorClient) -> None:
+        await client.announce_snapshot(light_manifest(0))
+        worker = (await client.register(hello())).worker_id
+        await client.heartbeat(replace(beat(worker, 0), missing_abilities=("ids", "seeds")))
+        assert (await client.status()).workers[0].missing_abilities == ("ids", "seeds")
+        for names in (("\x1b[31m",), ("a",) * 500):
+            with pytest.raises(ContractError, match="missing_abilities of a heartbeat"):
+                await client.heartbeat(replace(beat(worker, 0), missing_abilities=names))
+
+    serve_and(tmp_path, act)
+
+
 def test_why_a_worker_cannot_swap_is_in_the_status_until_it_can(tmp_path: Path) -> None:
     async def act(site: Served, client: CoordinatorClient) -> None:
         await client.announce_snapshot(light_manifest(0))

@@ -23,6 +23,18 @@ HTTP = {
     "sampling": {"sampler": "native"},
 }
 
+PARALLAX = {
+    "rollout": {
+        "engine": "parallax",
+        "engine_url": "http://127.0.0.1:3001",
+        "engine_peer": "/ip4/127.0.0.1/tcp/4001/p2p/12D3Koo",
+        "logprobs": "learner",
+    },
+    "sampling": {"sampler": "native"},
+    "loop": {"max_staleness": 0},
+    "trust": {"audits": "off"},
+}
+
 
 def lacking(*names: str) -> EngineAbilities:
     return replace(ALL_ABILITIES, **dict.fromkeys(names, False))
@@ -75,6 +87,24 @@ def test_texts_that_end_turns_need_an_engine_that_sees_them() -> None:
         ({"rollout": HTTP["rollout"]}, "set sampling.sampler=native"),
         (HTTP | {"rollout": HTTP["rollout"] | {"workers": 2}}, "rollout.workers=2 workers would swap"),
         (HTTP | {"rollout": HTTP["rollout"] | {"swap_cache": "keep"}}, "rollout.swap_cache=keep cannot act"),
+        (
+            HTTP | {"rollout": HTTP["rollout"] | {"engine_peer": "/ip4/a/tcp/1/p2p/b"}},
+            "rollout.engine_peer has no effect with rollout.engine=http",
+        ),
+        (
+            PARALLAX | {"rollout": PARALLAX["rollout"] | {"engine_peer": "127.0.0.1:1"}},
+            "write /ip4/ADDRESS/tcp/PORT/p2p/ID of Parallax's scheduler",
+        ),
+        (
+            PARALLAX | {"rollout": PARALLAX["rollout"] | {"logprobs": "engine"}},
+            "rollout.engine=parallax gives no log-probabilities; set rollout.logprobs=learner",
+        ),
+        (PARALLAX | {"sampling": {}}, "rollout.engine=parallax draws by the server's own sampler"),
+        (PARALLAX | {"loop": {}}, "loop.max_staleness=2 lets older ones sample"),
+        (
+            PARALLAX | {"rollout": PARALLAX["rollout"] | {"workers": 2}},
+            "rollout.workers=2 workers would swap",
+        ),
         ({"rollout": {"logprobs": "learner"}}, "loop.max_staleness=2 lets older ones sample"),
         (
             {"rollout": {"logprobs": "learner"}, "loop": {"max_staleness": 0}},
@@ -100,6 +130,7 @@ def test_configurations_that_cannot_work_are_refused(
 
 def test_an_engine_elsewhere_is_configured() -> None:
     assert config(**HTTP).rollout.engine == "http"
+    assert config(**PARALLAX).rollout.engine == "parallax"
 
 
 class Uneven(LightEngine):

@@ -4,7 +4,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from antiphon.api.engine import ALL_ABILITIES
 from antiphon.core.config import RunConfig, build_config
 from antiphon.core.errors import ContractError, IntegrityError, UnavailableError
 from antiphon.core.records import FinishReason, GroupSubmission
@@ -693,6 +694,7 @@ class Refusing(LightEngine):
     """Takes version 0, and refuses later ones while it is told to."""
 
     refuses, keeps = True, True
+    abilities = replace(ALL_ABILITIES, drafts=False)
 
     def load_weights(self, version, tensors, weights_digest):  # type: ignore[no-untyped-def]
         if version and self.refuses:
@@ -709,6 +711,7 @@ def test_a_worker_that_cannot_swap_samples_on_and_says_why_until_it_can() -> Non
             await site.coordinator.announce(light_manifest("run-1", 0))
             await serve_groups(site, range(2))
             assert all(not beat.swap_error for beat in site.coordinator.beats)
+            assert site.coordinator.beats[-1].missing_abilities == ("drafts",)
             await site.coordinator.announce(light_manifest("run-1", 1))
             await site.coordinator.until(lambda: bool(site.coordinator.beats[-1].swap_error))
             await serve_groups(site, range(2, 6))
