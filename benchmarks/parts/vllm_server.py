@@ -26,6 +26,7 @@ VARIABLES = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_PLUGINS": "",
     "HF_HUB_OFFLINE": "1",
+    "TORCHDYNAMO_DISABLE": "1",  # what it compiles in spite of --enforce-eager wants a path without a blank
 }
 START_S, END_S = 240.0, 20.0
 
