@@ -35,6 +35,8 @@ def export(run: str, version: str, folder: Path | None = None, /, *, adapter: bo
     """
     wanted, place = (version, folder) if folder is not None else (BEST, Path(version))
     if run.startswith(SCHEME):
+        if folder is not None:
+            raise ConfigError(f"{run} names a version; leave {version} out")
         place = Path(version)
         saved = find_saved(home_directory(), saved_at(run))
         run, wanted = saved.saved.run_id, f"v{saved.version}"

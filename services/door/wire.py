@@ -29,7 +29,7 @@ from antiphon.core.seeds import derive_seed
 from antiphon.protos import tinker_pb2 as pb
 
 OLDEST_SDK, NEWEST_SDK = (0, 25), (0, 38)
-"""Versions of the SDK that were tried."""
+"""The oldest and the newest version of the SDK that were tried."""
 MOST_SAMPLES = 1024
 """Most completions of one request."""
 MOST_CELLS = 1 << 22

@@ -8,6 +8,7 @@ import asyncio
 import json
 import shutil
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,7 +58,7 @@ class Live:
 LiveT = TypeVar("LiveT", bound=Live)
 
 
-class ServerEngine(Generic[LiveT]):
+class ServerEngine(ABC, Generic[LiveT]):
     """The engine of one worker, in a server of its own. Not thread-safe: its owner's thread drives it.
 
     A subclass says what is asked, and takes the chunks of the answers.
@@ -109,21 +110,21 @@ class ServerEngine(Generic[LiveT]):
             self.close()
             raise
 
+    @abstractmethod
     async def _introduce(self) -> None:
         """Refuse a server that cannot be worked with; a KeyError or TypeError is what it says otherwise."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _accept(self, request: EngineRequest, version: int) -> LiveT:
         """Return what is kept of a request that was checked, whose first token this version samples."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _body(self, live: LiveT) -> Mapping[str, Any]:
         """Return what is sent for what is left of a request."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _take(self, live: LiveT, chunk: Mapping[str, Any]) -> bool:
         """Take one chunk of a stream; True when it is the last one that is of use."""
-        raise NotImplementedError
 
     @property
     def unfinished(self) -> int:
