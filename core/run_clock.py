@@ -23,7 +23,7 @@ class RunTimes:
     startup_s: float
     """Seconds from each opening to the first sign of work."""
     break_s: float
-    """Seconds in which no coordinator had the run open."""
+    """Seconds between two sessions: from the newest event of one that has a time to the next opening."""
     breaks: int
     """Sessions that continued the work of an earlier one."""
 

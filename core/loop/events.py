@@ -56,7 +56,7 @@ class RunResumed(JournalEvent):
     """A coordinator opened the journal again; a pause ends with it."""
 
     at_s: float | None = None
-    break_s: float = 0.0  # since the event before it, on the wall clock
+    break_s: float = 0.0  # since the newest event with a time before it, on the wall clock
 
 
 @_event("run.paused")

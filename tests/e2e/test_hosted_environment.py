@@ -12,6 +12,7 @@ import pytest
 from antiphon.benchmarks.parts import small_host
 from antiphon.lineage.hosts import read_gateway
 from tests.support.main_job import SMALL, Job, check_batches, make_home, typed
+from tests.support.processes import command_of
 from tests.support.standing import Standing
 
 pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.timeout(400)]
@@ -22,7 +23,8 @@ HOST = Path(small_host.__file__)
 def hosts_of(job: Job) -> list[int]:
     """Return the processes of the run that hold its environment."""
     children = psutil.Process(job.process.pid).children(recursive=True)
-    return [child.pid for child in children if str(HOST) in child.cmdline() and "-c" not in child.cmdline()]
+    commands = {child.pid: command_of(child) for child in children}
+    return [pid for pid, words in commands.items() if str(HOST) in words and "-c" not in words]
 
 
 def test_a_run_trains_on_what_a_host_says_and_loses_nothing_when_hosts_and_the_gateway_die(

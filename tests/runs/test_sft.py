@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -33,6 +32,7 @@ from antiphon.runs.sft import LOG, MODEL, Line, SftPlan, plan_sft, train
 from antiphon.runs.sft_replay import replay_sft
 from antiphon.services.rollout.suite_worker import SAMPLES, SuiteSample
 from antiphon.system.files import PREFIX
+from tests.support.processes import children_that_run
 
 MODEL_FOLDER = Path(__file__).parents[2] / "examples" / "models" / "chain-sum"
 FIELDS = ("train", "heldout")
@@ -111,9 +111,7 @@ def test_two_ranks_learn_what_one_does_and_continue_to_the_same_bits(tmp_path: P
 
     def kill(line: Line) -> None:
         if line["step"] == 3:
-            (other,) = (
-                one for one in psutil.Process().children() if "ranks.follower" in " ".join(one.cmdline())
-            )
+            (other,) = children_that_run("ranks.follower")
             other.kill()
 
     with pytest.raises(UnavailableError, match="rank 1 of the learner was ended by SIGKILL"):

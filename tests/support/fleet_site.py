@@ -8,6 +8,7 @@ import psutil
 from antiphon.core.config import RunConfig, build_config
 from antiphon.runs.fleet.engines import make_launcher
 from antiphon.runs.fleet.launcher import Launcher, LaunchSite
+from tests.support.processes import command_of
 
 WORKER = """\
 #!/bin/sh
@@ -54,17 +55,10 @@ class FleetSite:
     @property
     def processes(self) -> list[psutil.Process]:
         played = ["/bin/sh", str(self.folder / "antiphon")]
-        found = {one.pid: one for one in psutil.process_iter(["ppid"]) if _words(one)[:2] == played}
+        found = {one.pid: one for one in psutil.process_iter(["ppid"]) if command_of(one)[:2] == played}
         # What a shell is about to run is a copy of the shell for a moment.
         return [one for one in found.values() if one.info["ppid"] not in found]
 
     def close(self) -> None:
         for process in self.processes:
             process.kill()
-
-
-def _words(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return []

@@ -1,7 +1,6 @@
 """The origin is a process of its own: it serves while its learner computes, and comes back where it was."""
 
 import asyncio
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -12,18 +11,14 @@ from antiphon.core.errors import UnavailableError
 from antiphon.weights.origin import LASTED_S, OriginOrder, next_pause_s, serving_origin
 from antiphon.weights.payload_store import PayloadStore
 from antiphon.weights.rpc import BroadcastClient
+from tests.support.processes import children_that_run
 from tests.support.snapshots import publish
 
 DEADLINE_S = 240.0
 
 
 def origins() -> list[psutil.Process]:
-    found = []
-    for child in psutil.Process().children():
-        with suppress(psutil.Error):  # one that another test left has ended, or is gone by now
-            if "antiphon.weights.origin" in child.cmdline():
-                found.append(child)
-    return found
+    return children_that_run("antiphon.weights.origin")
 
 
 async def chunks(client: BroadcastClient, store: PayloadStore) -> list[bytes]:

@@ -55,6 +55,8 @@ RETRY_S = 1.0
 """Pause before a transaction that found no place is tried again."""
 LONGEST_WAIT_S = 3600.0
 """How long a journal waits for its place to take something; then the coordinator ends."""
+_PAGE = 1000
+"""Events that are read at once."""
 
 _log = structlog.get_logger("coordinator")
 _T = TypeVar("_T")
@@ -153,9 +155,17 @@ class Journal:
         return self._next_seq - 1
 
     def silent_s(self) -> float:
-        """Return the seconds since the newest event, on the wall clock; call it before any is appended."""
-        newest = self._wait_for(self._store.events, self.last_seq - 1, 1)
-        return max(0.0, self.wall_clock() - newest[0].at) if newest else 0.0
+        """Return the seconds on the wall clock since the newest event that has a time, 0 for none.
+
+        What a session did after that event is in none of its times. Call it before anything is appended.
+        """
+        for after in range(self.last_seq - _PAGE, -_PAGE, -_PAGE):
+            first = max(0, after)
+            rows = self._wait_for(self._store.events, first, after + _PAGE - first)
+            for row in reversed(rows):
+                if getattr(load_event(row.kind, row.body), "at_s", None) is not None:
+                    return max(0.0, self.wall_clock() - row.at)
+        return 0.0
 
     def snapshots(self) -> list[StateRow]:
         """Return the kept snapshots of the state, newest first; call it before anything is appended."""
@@ -172,7 +182,7 @@ class Journal:
         Raises:
             IntegrityError: when an event is missing.
         """
-        while rows := self._wait_for(self._store.events, after, 1000):
+        while rows := self._wait_for(self._store.events, after, _PAGE):
             for row in rows:
                 if row.seq != after + 1:
                     raise IntegrityError(

@@ -76,6 +76,26 @@ def test_what_is_written_is_read_back_after_reopening(place: Place, run_id: str)
     asyncio.run(read(asyncio.run(write())))
 
 
+def test_a_break_begins_where_the_times_of_the_session_before_end(tmp_path: Path) -> None:
+    steps = [e.StepOpened(step) for step in range(1500)]  # more than are read at once
+
+    async def write() -> None:
+        for at_s, events in enumerate(([e.RunOpened(RUN_ID, {}, 0.0)], steps, [e.RunPaused("typed")])):
+            journal = Journal(tmp_path / JOURNAL_NAME, RUN_ID, lambda now=1000.0 + at_s: now)
+            await journal.enqueue(events)
+            await journal.close()
+
+    async def silent_s(now: float) -> float:
+        journal = Journal(tmp_path / JOURNAL_NAME, RUN_ID, lambda: now)
+        silent_s = journal.silent_s()
+        await journal.close()
+        return silent_s
+
+    assert asyncio.run(silent_s(1000.0)) == 0.0
+    asyncio.run(write())
+    assert asyncio.run(silent_s(1007.5)) == 7.5
+
+
 def test_a_journal_is_read_without_being_opened(place: Place, run_id: str) -> None:
     assert list(event_bodies(place, run_id)) == []
 

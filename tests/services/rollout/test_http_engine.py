@@ -12,7 +12,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from aiohttp import web
 
@@ -24,6 +23,7 @@ from antiphon.core.records import Probe
 from antiphon.services.rollout.engine.environment import ServerSettings
 from antiphon.services.rollout.engine.http_engine import HttpEngine
 from antiphon.weights.snapshot import verify
+from tests.support.processes import children_that_run
 
 pytestmark = [
     pytest.mark.engine,
@@ -119,7 +119,7 @@ def test_a_server_that_is_killed_or_stands_still_ends_the_worker(
         subject = Subject(engine, MODEL, versions)
         subject.load(0)
         engine.settings = replace(engine.settings, silent_s=2.0)
-        (process,) = [one for one in psutil.Process().children() if url.rpartition(":")[2] in one.cmdline()]
+        (process,) = children_that_run(url.rpartition(":")[2])
         family = [process, *process.children(recursive=True)]
         subject.engine.add(requests_of("still"))
         for one in family:

@@ -6,7 +6,6 @@ import shutil
 import signal
 from pathlib import Path
 
-import psutil
 import pytest
 
 from antiphon.cli import app as cli
@@ -16,6 +15,7 @@ from antiphon.services.learner.ranks import followers
 from antiphon.services.learner.ranks.followers import Followers
 from antiphon.services.learner.replay.steps import Replayer
 from antiphon.services.ranks import group
+from tests.support.processes import children_that_run
 from tests.support.replay_artifacts import RUN_ID, STEPS, TinyRun, make_config, save_model
 
 pytestmark = pytest.mark.engine
@@ -59,8 +59,7 @@ def test_a_replay_says_how_exact_it_is(
     results = tmp_path / "replay.json"
     command = ["replay", RUN_ID, "--copy", str(copies), "--results", str(results), *arguments]
     assert cli.execute(command) == 0
-    living = [one for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE]
-    assert not [one for one in living if f"{followers.__package__}.follower" in one.cmdline()]
+    assert not children_that_run(f"{followers.__package__}.follower")
     said, found = capsys.readouterr().out, json.loads(results.read_text())
     assert all(part in said for part in words) and f"of {found['steps']} steps of {RUN_ID} repeat" in said
     assert (found["steps_equal_share"], found["first_difference"]) == (equal, None)
