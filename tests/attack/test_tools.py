@@ -1,6 +1,7 @@
 """What a policy does with its shell and its Python harms no other, and nothing of it is left."""
 
 import asyncio
+import os
 from collections.abc import Awaitable
 from string import Template
 
@@ -16,6 +17,8 @@ from tests.support.bubblewrap import needs_bubblewrap
 from tests.support.talking import FACTORY, FOLDER, Talking
 
 DEADLINE_S, ANSWER_S = 240.0, 3.0
+LONG_S = 10**9 + os.getpid()
+"""How long attacks sleep: no other test on this machine does so for as long."""
 KEY = "train-0-7"
 IN_THE_SHELL = {
     "writes outside": "echo x > $folder/x || echo x > /x || echo x > /usr/x || echo x > /tmp/x",
@@ -31,12 +34,12 @@ IN_THE_SHELL = {
         "python3 -c 'import socket; socket.create_connection((\"127.0.0.1\", $port))' || "
         "python3 -c 'import socket; socket.socket(socket.AF_UNIX).connect(\"$socket\")'"
     ),
-    "stays behind": "(setsid sleep 987654 &) ; setsid sh -c 'trap \"\" TERM HUP; sleep 987654' & echo left",
-    "forks without end": "f() { f | f & }; f; wait; sleep 987654",
+    "stays behind": "(setsid sleep $long &) ; setsid sh -c 'trap \"\" TERM HUP; sleep $long' & echo left",
+    "forks without end": "f() { f | f & }; f; wait; sleep $long",
     "writes without end": "yes",
     "fills the memory": "python3 -c 'x = [bytearray(1 << 28) for _ in range(9)]'",
     "fills the folder": "cat /dev/zero > big; for i in $$(seq 9999); do : > f$$i || break; done",
-    "hangs": "sleep 987654",
+    "hangs": "sleep $long",
     "takes the processor": "while :; do :; done",
     "makes devices": "mknod d b 8 0 || mkfifo d",
     "nul": "printf 'a\\0b'; exit 7",
@@ -96,7 +99,8 @@ class Trajectory:
 def sleeping() -> list[psutil.Process]:
     """Return the processes that an attack left."""
     found = psutil.process_iter(["cmdline"])
-    return [one for one in found if "987654" in " ".join(one.info["cmdline"] or ())]
+    left = [one for one in found if str(LONG_S) in " ".join(one.info["cmdline"] or ())]
+    return psutil.wait_procs(left, timeout=30.0)[1]  # what was killed takes a moment to end
 
 
 @pytest.mark.parametrize("tool", ["shell", "python"])
@@ -111,7 +115,7 @@ def test_no_attack_gets_out_of_a_trajectory_and_its_tools_go_on(tool: str) -> No
                 assert await honest.run("shell", "echo 7 > kept") == "[no output]"
                 for name, code in attacks.items():
                     attacker = Trajectory(pool, name)
-                    said = await attacker.run(tool, Template(code).safe_substitute(names))
+                    said = await attacker.run(tool, Template(code).safe_substitute(names | {"long": LONG_S}))
                     assert "secret" not in said.replace(str(names["secret"]), "") and "sk1" not in said, (
                         name,
                         said,

@@ -278,14 +278,14 @@ def test_bad_input_is_one_sentence_with_its_exit_code_and_leaves_nothing_behind(
         (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     for name, value in bad.variables.items():
         monkeypatch.setenv(name, value.replace("{tmp}", str(tmp_path)))
-    before, children = tree_of(tmp_path), psutil.Process().children(recursive=True)
+    before, children = tree_of(tmp_path), {*psutil.Process().children()}
     code, line = complaint([word.replace("{tmp}", str(tmp_path)) for word in bad.arguments], capsys)
     assert code == bad.code, line
     for words in bad.says:
         assert words in line, line
     assert len(line) < 600 and "Input should" not in line
     assert tree_of(tmp_path) == before
-    assert psutil.Process().children(recursive=True) == children
+    assert {*psutil.Process().children()} <= children
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def test_what_the_model_cannot_read_is_refused(tmp_path: Path) -> None:
 @pytest.mark.engine
 def test_a_run_without_workers_is_cancelled_or_waits_as_long_as_it_was_told(tmp_path: Path) -> None:
     home = make_home(tmp_path)
-    alone = ["rollout.workers=0", "services.empty_fleet_timeout_s=5"]
+    alone = ["rollout.workers=0", "services.empty_fleet_timeout_s=12"]  # a cancellation is heeded every 5 s
     overrides = [*SMALL, *alone, "record.mlflow=false", "record.dvc=false"]
     job = Job(home, overrides)
     try:
@@ -78,7 +78,7 @@ def test_a_run_without_workers_is_cancelled_or_waits_as_long_as_it_was_told(tmp_
     assert flow_run_states(job) == ["CANCELLED", "FAILED"]
     port = json.loads((job.run_dir / "services" / "coordinator.json").read_text())["port"]
     assert f"\n  ./antiphon worker --coordinator 127.0.0.1:{port} --run {job.run_dir.name}\n" in job.said
-    assert "rollout.workers=0: the run waits up to 5 s for a worker to join" in said
+    assert "rollout.workers=0: the run waits up to 12 s for a worker to join" in said
     (line,) = job.complaints()
     assert "no worker or host for" in line and "give the same command again" in line
     assert "alarm stall" not in said and "Traceback" not in said

@@ -190,8 +190,8 @@ def test_the_named_page_compares_runs_over_steps_seconds_tokens_and_dollars(site
     browser.shows("Model training", "Models", "2 matching runs", "Held-out reward", "heldout/pass_at_1")
     browser.run(ASSISTANT)
     browser.shows("wall_s", "tokens_total", "cost_dollars", "Learning", *names)
-    seen = browser.text()
     order = ["Held-out reward", "Learning", "What the overlap does", "Parameters that differ", "summary"]
+    seen = browser.shows(*(f"\n{section}\n" for section in order))
     assert [seen.index(f"\n{section}\n") for section in order] == sorted(
         seen.index(f"\n{section}\n") for section in order
     )
@@ -207,8 +207,8 @@ def test_the_page_of_a_run_in_mlflow_says_what_it_is(site: Site) -> None:
     browser.run(ASSISTANT)
     browser.picture(site.pictures / "mlflow-run.png")
     browser.go(place.replace("?", "/model-metrics?"))
-    browser.shows("heldout", "learning", "optimizer", "rollout", "summary", "timing")
-    seen = browser.text()
+    groups = ("heldout", "learning", "optimizer", "rollout", "summary", "timing")
+    seen = browser.shows(*(f"\n{group}\n" for group in groups))
     assert seen.index("\nheldout\n") < seen.index("\nlearning\n") < seen.index("\noptimizer\n")
     browser.go(run_link(site.mlflow, known["experiment_id"], "").replace("runs/?", "models?"))
     browser.shows("Model name", "policy-v0", "policy-v1", "Ready")

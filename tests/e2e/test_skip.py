@@ -54,7 +54,7 @@ MODEL = Path(__file__).resolve().parents[2] / "examples" / "models" / "chain-sum
 RUN_ID, STEPS, LENGTH, TOKEN = "skip-1", 3, 4, 7
 POISONED = {"elastic": "g0000002", "fixed": "s000001-g000"}
 """Both modes: a group of step 1."""
-DEADLINE_S = 90.0
+DEADLINE_S = 240.0
 
 
 def make_config(mode: str) -> RunConfig:

@@ -155,12 +155,12 @@ def test_an_environment_that_hangs_in_this_process_costs_its_trajectory_and_no_o
     async def story() -> None:
         hanging = environment("echo")
         hanging.conversation = Hanging  # type: ignore[method-assign]
-        async with InProcessConversations(hanging, answer_timeout_s=0.2) as conversations:
+        async with InProcessConversations(hanging, answer_timeout_s=0.5) as conversations:
             found = await conversations.answer("a", KEY, SEED, [Reply("hang")])
-            assert found == Failed("the environment did not answer within 0.4 s")
+            assert found == Failed("the environment did not answer within 1 s")
             assert await conversations.answer("b", KEY, SEED, [Reply("1")]) == (user("1"),)
             found = await conversations.answer("b", KEY, SEED, [Reply("1"), Reply("hang")])
-            assert found == Failed("the environment did not answer within 0.2 s")
+            assert found == Failed("the environment did not answer within 0.5 s")
             ended = await conversations.answer("b", KEY, SEED, [Reply("1"), Reply("hang"), Reply("2")])
             assert ended == Failed("the trajectory ended with reply 2")
             for number in range(20):  # quick ones need no thread each
@@ -260,8 +260,9 @@ def test_kills_in_the_middle_of_conversations_change_no_answer(whom: str) -> Non
                         await asyncio.sleep(0)
                         victims = [pool.processes[turns % 2].pid or 0]
                     for victim in filter(None, victims):
-                        os.kill(victim, signal.SIGKILL)
-                        kills += 1
+                        with contextlib.suppress(ProcessLookupError):  # its conversation was over
+                            os.kill(victim, signal.SIGKILL)
+                            kills += 1
                     expected = [undisturbed(replies, int(name)) for name, replies in going.items()]
                     assert await asyncio.gather(*waiting) == expected
                     asked += len(expected)

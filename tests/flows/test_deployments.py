@@ -211,6 +211,9 @@ def test_a_second_run_waits_and_a_cancelled_one_leaves_nothing(
         found = client.read_flow_run(run).state
         return found.name if found else ""
 
+    def notes_of(run: UUID) -> list[Any]:
+        return [a for a in client.read_artifacts() if a.flow_run_id == run and a.type == "markdown"]
+
     def excuse() -> object:
         return (state(first), state(second), (site.home / "worker.log").read_text()[-3000:])
 
@@ -219,6 +222,8 @@ def test_a_second_run_waits_and_a_cancelled_one_leaves_nothing(
     site.ran.pop()  # no guide shows it so
     first = second = identity(said)
     services = until(lambda: sorted(site.home.glob("runs/*/services/coordinator.json")), excuse)
+    (plan,) = until(lambda: notes_of(first), excuse)  # while the learner starts
+    assert "the services are starting" in str(plan.data) and "| run.steps | 20 |" in str(plan.data)
     second = identity(
         site.run(
             ".venv/bin/prefect deployment run benchmark/benchmark "
@@ -229,8 +234,6 @@ def test_a_second_run_waits_and_a_cancelled_one_leaves_nothing(
     assert state(first) == "Running" and state(second) in {"Scheduled", "Late"}
     run_dir = services[0].parents[1]
     assert client.read_flow_run(first).name == run_dir.name  # from its start, whatever becomes of it
-    (plan,) = [a for a in client.read_artifacts() if a.flow_run_id == first and a.type == "markdown"]
-    assert "the services are starting" in str(plan.data) and "| run.steps | 20 |" in str(plan.data)
     family = worker.children(recursive=True)
     site.run(f".venv/bin/prefect flow-run cancel {first}")
     site.ran[-1] = ".venv/bin/prefect flow-run cancel ID"
@@ -241,8 +244,7 @@ def test_a_second_run_waits_and_a_cancelled_one_leaves_nothing(
     said = [(log.name, log.message) for log in client.read_logs(_of_flow_run(first))]
     assert ("antiphon", f"starting run {run_dir.name}") in said
     assert json.loads((run_dir / "prefect.json").read_text()) == {"flow_run_id": str(first)}
-    notes = [a for a in client.read_artifacts() if a.flow_run_id == first and a.type == "markdown"]
-    assert any(f"--resume {run_dir.name}" in str(a.data) for a in notes)
+    assert any(f"--resume {run_dir.name}" in str(a.data) for a in notes_of(first))
     until(lambda: state(second) in {"Completed", "Failed", "Crashed"}, excuse)
     assert state(second) == "Completed", excuse()
     assert client.read_flow_run(second).name == "published_costs.py at unversioned"

@@ -209,9 +209,10 @@ class Elsewhere(Mine):
 def test_two_sinks_may_not_share_a_cursor(tmp_path: Path, sinks: tuple[str, ...]) -> None:
     run = RecordedRun(tmp_path)
     recording(run, sinks=tuple(f"{__name__}:{name}" for name in sinks))
+    before = {*threading.enumerate()}
     with pytest.raises(ConfigError, match="give it one of a-z, 0-9"):
         run.records()
-    assert not any(thread.name.startswith("antiphon-") for thread in threading.enumerate())
+    assert not any(thread.name.startswith("antiphon-") for thread in {*threading.enumerate()} - before)
 
 
 def test_a_sink_that_refuses_is_named_while_the_run_goes_on(tmp_path: Path) -> None:

@@ -134,6 +134,8 @@ class MemoryRuns(ClientRuns):
         self.places = places
         self.all: dict[str, MemoryRun] = {}
         self.up: list[str] = []
+        self.opened = 0
+        """How often a run took a place."""
         self.kept: dict[SavedWeights, SavedVersion] = {}
         self.faults: list[tuple[str, Exception | None]] = []
         self.holding, self.released = asyncio.Event(), asyncio.Event()
@@ -160,6 +162,7 @@ class MemoryRuns(ClientRuns):
             if len(self.up) >= self.places:
                 raise ContractError(f"all {self.places} places for models are taken")
             self.up.append(run_id)
+            self.opened += 1
         return self.all[run_id]
 
     async def close(self, run_id: str) -> None:

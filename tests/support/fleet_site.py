@@ -1,6 +1,7 @@
 """Fleet site: a class of the pool with bundles, and a program that plays its workers."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -61,4 +62,5 @@ class FleetSite:
 
     def close(self) -> None:
         for process in self.processes:
-            process.kill()
+            with suppress(psutil.NoSuchProcess):  # it is about to leave by itself
+                process.kill()

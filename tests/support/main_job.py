@@ -101,8 +101,8 @@ def processes_of(home: Path) -> list[str]:
 
 
 def all_gone(home: Path) -> bool:
-    """Tell whether every process of `home` ends within half a minute, naming those that do not."""
-    until(lambda: not processes_of(home), 30.0, lambda: "\n".join(processes_of(home)))
+    """Tell whether every process of `home` ends within a minute and a half, naming those that do not."""
+    until(lambda: not processes_of(home), 90.0, lambda: "\n".join(processes_of(home)))
     return True
 
 

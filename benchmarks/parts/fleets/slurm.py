@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from getpass import getuser
 from pathlib import Path
 
-from antiphon.system.ports import free_port
+from antiphon.system.ports import free_ports
 
 START_S = 60.0
 SEARCHED = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin"
@@ -66,8 +66,7 @@ def slurm_cluster(folder: Path, cores: int = 2) -> Iterator[Mapping[str, str]]:
             user=getuser(),
             host=socket.gethostname().partition(".")[0],
             folder=folder,
-            controller=free_port("127.0.0.1"),
-            node=free_port("127.0.0.1"),
+            **dict(zip(("controller", "node"), free_ports(2), strict=True)),
             cores=cores,
         )
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from getpass import getuser
 from pathlib import Path
 
-from antiphon.system.ports import free_port
+from antiphon.system.ports import free_ports
 
 START_S = 10.0
 
@@ -53,7 +53,7 @@ def ssh_hosts(folder: Path, count: int, refusing: int = 0) -> Iterator[SshHosts]
     shutil.copy(folder / "user.pub", folder / "authorized")
     if os.getuid() == 0:
         os.makedirs("/run/sshd", mode=0o755, exist_ok=True)  # where a server of root gives up its rights
-    ports = [free_port("127.0.0.1") for _ in range(count + refusing)]
+    ports = free_ports(count + refusing)
     found = SshHosts(
         [f"{getuser()}@127.0.0.1:{port}" for port in ports],
         [

@@ -161,7 +161,7 @@ def test_requests_that_wait_together_share_one_quota(tmp_path: Path, house: Hous
         learner_key = load_key(house.keys / "services", LEARNER_KEY)
         await flow.announce_snapshot(sign_manifest(light_manifest(0), learner_key))
         worker_id = (await worker.register(hello("w"))).worker_id
-        calls = [worker.lease_group(LeaseRequest(worker_id, 0, 2, 2.0)) for _ in range(20)]
+        calls = [worker.lease_group(LeaseRequest(worker_id, 0, 2, 4.0)) for _ in range(20)]
         asked = [asyncio.ensure_future(call) for call in calls]
         while site.state_machine.loop.fleet.named("w")[0].max_leases is None:  # the first of them arrived
             await asyncio.sleep(0.01)

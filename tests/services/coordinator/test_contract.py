@@ -113,7 +113,7 @@ def test_submission_is_accepted_once(tmp_path: Path) -> None:
 
 
 def test_expired_lease_is_offered_again_and_late_work_is_still_used(tmp_path: Path) -> None:
-    config = make_config(steps=4, max_staleness=0, filter_="none", lease_s=0.3, heartbeat_s=5.0)
+    config = make_config(steps=4, max_staleness=0, filter_="none", lease_s=1.0, heartbeat_s=5.0)
 
     async def act(site: Served, client: CoordinatorClient) -> None:
         worker_id, reply = await leased(client, groups=3)
@@ -132,7 +132,7 @@ def test_expired_lease_is_offered_again_and_late_work_is_still_used(tmp_path: Pa
 
 
 def test_lost_workers_leases_are_requeued(tmp_path: Path) -> None:
-    config = make_config(steps=4, max_staleness=0, filter_="none", heartbeat_s=0.1)
+    config = make_config(steps=4, max_staleness=0, filter_="none", heartbeat_s=0.4)
 
     async def act(site: Served, client: CoordinatorClient) -> None:
         worker_id, _ = await leased(client, groups=2)

@@ -59,12 +59,12 @@ async def start_process(folder: Path, port: int) -> Process:
 async def end(process: Process) -> None:
     if process.returncode is None:
         process.kill()
-    await asyncio.wait_for(process.wait(), 20.0)
+    await asyncio.wait_for(process.wait(), 60.0)
 
 
 async def ready(process: Process) -> None:
     assert process.stdout is not None
-    async with asyncio.timeout(60.0):
+    async with asyncio.timeout(120.0):
         while not (line := (await process.stdout.readline()).decode()).startswith("ready"):
             assert line and not line.startswith("error"), line
 
@@ -159,7 +159,7 @@ def test_acknowledged_groups_are_all_there_after_a_kill(prepared: tuple[RunConfi
         port = free_port()
         process = await start_process(folder, port)
         await ready(process)
-        client = CoordinatorClient(f"127.0.0.1:{port}", timeout_s=2.0)
+        client = CoordinatorClient(f"127.0.0.1:{port}", timeout_s=30.0)
         acknowledged: dict[str, object] = {}
 
         async def work() -> None:

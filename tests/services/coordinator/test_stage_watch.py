@@ -19,7 +19,7 @@ from tests.support.light_parties import Served, decided, hello, sample_lease, se
 from tests.support.loop_model import light_manifest, make_config
 
 CONFIG = make_config(steps=4, max_staleness=0, filter_="none", evaluation_prompts=1)
-FAR_S = 20.0
+FAR_S = 90.0
 """Longer than any test takes: the one that waits so long must be woken."""
 
 
@@ -29,7 +29,7 @@ def serve_and(
     config: RunConfig = CONFIG,
 ) -> None:
     async def run() -> None:
-        async with served(config, tmp_path) as site, asyncio.timeout(15.0):
+        async with served(config, tmp_path) as site, asyncio.timeout(60.0):
             await act(site, site.client())
 
     asyncio.run(run())

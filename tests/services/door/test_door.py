@@ -283,7 +283,7 @@ def test_answers_outlive_a_restart_and_are_forgotten_after_their_time(tmp_path: 
         model = heard[0]["model_id"]
         # What adds up for the next step is kept; what made a step is not.
         await client.done("optim_step", step(model, 2))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(50):
             while (await client.ask("POST", "retrieve_future", {"request_id": heard[0]["request_id"]}))[
                 0
             ] != 410:
@@ -620,15 +620,16 @@ def test_a_silent_session_gives_its_places_back_and_goes_on_when_it_is_heard(tmp
         session = await client.session()
         model = await client.model(session)
         await client.done("forward_backward", training(model, 1))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(50):
             while client.runs.up:
                 await asyncio.sleep(0.01)
         await client.post("session_heartbeat", {"session_id": session})
         assert not client.runs.up
+        before = client.runs.opened
         await client.done("optim_step", step(model, 2))
-        assert len(client.runs.up) == 1
+        assert client.runs.opened > before  # on a busy machine it is silent again by now
         await client.post(f"sessions/{session}/finish", {"reason": {"type": "success"}, "detail": None})
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(50):
             while client.runs.up:
                 await asyncio.sleep(0.01)
         assert (await client.ask("POST", "session_heartbeat", {"session_id": session}))[0] == 410

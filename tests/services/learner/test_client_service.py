@@ -97,7 +97,7 @@ class Bench:
 
 
 def run(body: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(body(), 120))
+    asyncio.run(asyncio.wait_for(body(), 280))
 
 
 def test_calls_over_the_wire_and_a_learner_killed_between_backward_and_step(

@@ -180,7 +180,7 @@ class Bench:
 
 
 def run(body: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(body(), 120))
+    asyncio.run(asyncio.wait_for(body(), 280))
 
 
 @pytest.mark.parametrize(

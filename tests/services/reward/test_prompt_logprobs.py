@@ -82,12 +82,12 @@ def test_who_waits_for_its_turn_has_not_begun_to_wait_for_an_answer(monkeypatch:
     monkeypatch.setattr(prompt_logprobs, "AT_ONCE", 1)
 
     async def story(url: str) -> None:
-        async with ServedScorer(config_of(url, timeout_s=1.5)) as scorer:
-            await asyncio.gather(*(scorer.score(PROMPT, COMPLETIONS) for _ in range(4)))
+        async with ServedScorer(config_of(url, timeout_s=3.0)) as scorer:
+            await asyncio.gather(*(scorer.score(PROMPT, COMPLETIONS) for _ in range(6)))
 
-    with logprobs_of(MODEL, *["0.6 s"] * 4) as server:
+    with logprobs_of(MODEL, *["0.6 s"] * 6) as server:
         asyncio.run(story(server.url))
-        assert len(server.asked) == 4
+        assert len(server.asked) == 6
 
 
 @pytest.mark.parametrize("key", ["hush\n", "hush ", "h\u00fcsh"])

@@ -31,7 +31,7 @@ from tests.support.bubblewrap import needs_bubblewrap
 from tests.support.light_coordinator import LightCoordinator
 from tests.support.light_environment import LightEnvironment, light_codec
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 def make_reward_service(

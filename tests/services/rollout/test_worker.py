@@ -22,7 +22,7 @@ from tests.support.light_coordinator import LightCoordinator, light_lease
 from tests.support.light_engine import LightEngine
 from tests.support.light_weights import ENDLESS, SHORT, LightSource, light_manifest
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 def make_config(mode: str = "elastic", stall_timeout_s: float = 20.0, orphan_s: float = 600.0) -> RunConfig:

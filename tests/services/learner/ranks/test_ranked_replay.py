@@ -85,11 +85,11 @@ def replayer_of(copies: Path) -> Replayer:
 def test_a_rank_that_is_gone_ends_the_replay_and_not_its_caller(
     copies: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(group, "LATE_S", 3.0)
+    monkeypatch.setattr(group, "LATE_S", 8.0)
     before = dict(os.environ)
     for sent, words in (  # the same process replays again after each
         (signal.SIGKILL, r"rank 1 of the learner was ended by SIGKILL"),
-        (signal.SIGSTOP, r"rank 1 of the learner has not answered for 3 s"),
+        (signal.SIGSTOP, r"rank 1 of the learner has not answered for 8 s"),
     ):
         replayer = replayer_of(copies)
         try:
