@@ -61,7 +61,7 @@ def environment(home: Path) -> dict[str, str]:
     return kept | {"ANTIPHON_HOME": str(home)}
 
 
-def command(home: Path, *arguments: str, timeout_s: float = 120.0) -> "subprocess.CompletedProcess[str]":
+def command(home: Path, *arguments: str, timeout_s: float = 240.0) -> "subprocess.CompletedProcess[str]":
     """Run one antiphon command to its end, in a process of its own."""
     return subprocess.run(
         [sys.executable, "-P", "-m", "antiphon.cli.app", *arguments],
