@@ -49,7 +49,7 @@ def live(folder: Path, config: RunConfig) -> tuple[Tally, list[JournalEvent], tu
 
 @pytest.mark.timeout(300)
 def test_a_process_that_ends_itself_is_started_again(tmp_path: Path) -> None:
-    tally, _, digests = live(tmp_path / "run", configured(hung_step_s=0.5))
+    tally, _, digests = live(tmp_path / "run", configured(hung_step_s=3.0))
     assert len(tally.other_exits) == 1, tally.other_exits
     assert tally.other_exits[0].startswith(f"{HANGING} ended with {HUNG_EXIT}: ")
     assert "the engine has not come back from a step for" in (tmp_path / "run" / f"{HANGING}.log").read_text()

@@ -210,7 +210,7 @@ def test_what_does_not_start_says_why_in_its_own_words(tmp_path: Path) -> None:
 def test_a_service_may_take_any_time_to_start_while_it_reports_progress(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor_module, "WATCH_S", 0.01)
+    monkeypatch.setattr(supervisor_module, "WATCH_S", 0.03)
     looks = 0
 
     class Restoring(Supervisor):
@@ -227,9 +227,9 @@ def test_a_service_may_take_any_time_to_start_while_it_reports_progress(
         supervisor.start(ServiceSpec("learner", ("serve", "learner")))
         # Half as long as it takes to look 50 times.
         with pytest.raises(
-            AntiphonError, match=r"learner has stood still at `restoring: step 50 of 60` for 0\.25 s"
+            AntiphonError, match=r"learner has stood still at `restoring: step 50 of 60` for 0\.75 s"
         ):
-            supervisor.wait_ready("learner", 0.25, said.append)
+            supervisor.wait_ready("learner", 0.75, said.append)
     finally:
         supervisor.close()
     assert looks > 50 and said[0] == "learner: restoring: step 1 of 60" and len(said) == 50

@@ -62,7 +62,7 @@ def test_a_second_copy_of_the_service_judges_over_the_network_with_a_token(tmp_p
             "loop": {"prompts_per_step": 1},
             "evaluation": {"prompts": 1},
             "reward": {"answer_timeout_s": 2.0, "processes": 1},
-            "services": {"stall_timeout_s": 1.0},
+            "services": {"stall_timeout_s": 20.0},
         }
     )
     keys = make_house(tmp_path / "keys").services

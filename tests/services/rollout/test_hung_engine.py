@@ -109,7 +109,7 @@ async def expired(site: Served) -> list[LeaseExpired]:
 
 def test_a_process_ends_itself_when_its_engine_hangs_and_hands_its_leases_back(tmp_path: Path) -> None:
     async def run() -> None:
-        async with hanging(configured(hung_step_s=0.5), tmp_path) as (site, child):
+        async with hanging(configured(hung_step_s=2.0), tmp_path) as (site, child):
             code, log = await child.ended()
             assert code == HUNG_EXIT, log
             assert log.count("engine.hung") == 1 and "raise rollout.hung_step_s" in log
@@ -125,7 +125,7 @@ def test_a_process_ends_itself_when_its_engine_hangs_and_hands_its_leases_back(t
 
 def test_a_process_ends_even_when_no_thread_of_it_gets_a_turn(tmp_path: Path) -> None:
     async def run() -> None:
-        async with hanging(configured(hung_step_s=0.2), tmp_path, "keeps the interpreter") as (_, child):
+        async with hanging(configured(hung_step_s=1.0), tmp_path, "keeps the interpreter") as (_, child):
             code, log = await child.ended()
             assert code == 1 and "before_step" in log, log  # the traceback says where it hangs
 
