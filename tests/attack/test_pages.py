@@ -254,7 +254,7 @@ def test_up_again_starts_nothing_and_down_stops_exactly_what_is_up(
     assert cli.execute(["up"]) == 0
     assert read_pages(site.home) == pages
     assert cli.execute(["up", "--stop"]) == 0
-    _, alive = psutil.wait_procs(family, timeout=20)
+    _, alive = psutil.wait_procs(family, timeout=60)
     assert not alive
     assert not (site.home / "up.json").exists()
     assert (site.home / "prefect" / "prefect.db").exists()

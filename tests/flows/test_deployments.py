@@ -238,7 +238,7 @@ def test_a_second_run_waits_and_a_cancelled_one_leaves_nothing(
     site.run(f".venv/bin/prefect flow-run cancel {first}")
     site.ran[-1] = ".venv/bin/prefect flow-run cancel ID"
     until(lambda: state(first) == "Cancelled", excuse)
-    _, alive = psutil.wait_procs(family, timeout=30)
+    _, alive = psutil.wait_procs(family, timeout=90)
     assert not alive
     assert client.read_flow_run(first).name == run_dir.name
     said = [(log.name, log.message) for log in client.read_logs(_of_flow_run(first))]
