@@ -89,7 +89,7 @@ class LightCoordinator:
         self._manifests: dict[int, SnapshotManifest] = {}
         self._changed = asyncio.Condition()
 
-    async def until(self, condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    async def until(self, condition: Callable[[], bool], timeout_s: float = 50.0) -> None:
         """Wait until `condition` holds; it is looked at after every call the coordinator gets."""
         async with asyncio.timeout(timeout_s), self._changed:
             await self._changed.wait_for(condition)
