@@ -12,7 +12,7 @@ from pathlib import Path
 
 from antiphon.system.ports import free_ports
 
-START_S = 10.0
+START_S = 60.0
 
 
 def find_sshd() -> str | None:
