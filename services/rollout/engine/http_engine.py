@@ -65,21 +65,25 @@ class HttpEngine(ServerEngine[Live]):
         found = (await self._ask("GET", "/server_info?config_format=json", limit_s))["vllm_config"]
         model, wanted = found["model_config"], self.settings.max_model_len
         on_cpu = found["device_config"]["device"] == "cpu"
-        if on_cpu and self._tied and model["hf_overrides"].get("tie_word_embeddings") is not False:
-            raise ConfigError(
-                f"{self._server} runs on a CPU, where vLLM 0.32 packs an output head that is the embedding "
-                "once and never again; start it with --hf-overrides '{\"tie_word_embeddings\": false}'"
-            )
-        if model["logprobs_mode"] != "processed_logprobs":
-            raise ConfigError(
-                f"{self._server} gives {model['logprobs_mode']}, not the log-probabilities of what it draws "
-                "from; start it with --logprobs-mode processed_logprobs"
-            )
-        if model["max_model_len"] < wanted:
-            raise ConfigError(
-                f"rollout.max_model_tokens={wanted} is more than {self._server} takes, "
-                f"{model['max_model_len']}; start it with --max-model-len {wanted}"
-            )
+        for fits, said in (
+            (
+                not (on_cpu and self._tied) or model["hf_overrides"].get("tie_word_embeddings") is False,
+                "runs on a CPU, where vLLM 0.32 packs an output head that is the embedding once and never "
+                "again; start it with --hf-overrides '{\"tie_word_embeddings\": false}'",
+            ),
+            (
+                model["logprobs_mode"] == "processed_logprobs",
+                f"gives {model['logprobs_mode']}, not the log-probabilities of what it draws from; start it "
+                "with --logprobs-mode processed_logprobs",
+            ),
+            (
+                model["max_model_len"] >= wanted,
+                f"takes {model['max_model_len']} tokens, not rollout.max_model_tokens={wanted}; start it "
+                f"with --max-model-len {wanted}",
+            ),
+        ):
+            if not fits:
+                raise ConfigError(f"{self._server} {said}")
         dtype = str(model["dtype"]).removeprefix("torch.")
         self._precision = "tf32" if dtype == "float32" and not on_cpu else dtype
 
@@ -126,12 +130,6 @@ class HttpEngine(ServerEngine[Live]):
             scores = np.array([float(row[str(token)]["logprob"]) for row, token in rows])
         if problem := probe_problem(probe, scores, self._precision):
             raise IntegrityError(problem)
-
-    def _continue(self, live: Live, version: int) -> None:
-        done = len(live.tokens)  # it goes on behind the tokens that it has
-        if live.changes[-1][1] == done:
-            live.changes.pop()
-        live.changes.append((version, done))
 
     def _body(self, live: Live) -> Mapping[str, Any]:
         request, sampling = live.request, live.request.sampling

@@ -137,6 +137,8 @@ class ParallaxEngine(ServerEngine[_Live]):
         assert self._peer is not None, "it was joined at the start"
         limit_s, peer = self.settings.swap_s * SWAP_SHARE, self._peer
         await self._hang_up()
+        for live in self._live.values():
+            live.tries = 0
         try:
             async with asyncio.timeout(limit_s):
                 index = await asyncio.to_thread(self._offer, peer, weights)
@@ -189,9 +191,6 @@ class ParallaxEngine(ServerEngine[_Live]):
                 "that rollout.engine=parallax takes; use rollout.engine=vllm or http"
             )
         return _Live(request, [(version, 0)], known=known, prompt=prompt)
-
-    def _continue(self, live: _Live, version: int) -> None:
-        live.changes, live.tries = [(version, 0)], 0  # it begins again
 
     def _body(self, live: _Live) -> Mapping[str, Any]:
         sampling = live.request.sampling

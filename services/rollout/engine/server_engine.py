@@ -57,7 +57,8 @@ class Live:
     """Tokens whose cache the server had at the beginning."""
     turn: Turn | None = None
     """What looks for the texts that end it, where the server cannot."""
-    task: "asyncio.Task[None] | None" = None
+    task: "asyncio.Task[None]" = field(init=False)
+    """Its stream."""
 
     @property
     def most(self) -> int:
@@ -131,10 +132,6 @@ class ServerEngine(ABC, Generic[LiveT]):
         """Let the server hold weights, with nothing in flight there."""
 
     @abstractmethod
-    def _continue(self, live: LiveT, version: int) -> None:
-        """Note of a request that is about to be sent again that this version samples what is left."""
-
-    @abstractmethod
     def _accept(self, request: EngineRequest, version: int) -> LiveT:
         """Return what is kept of a request that was checked, whose first token this version samples."""
 
@@ -174,12 +171,14 @@ class ServerEngine(ABC, Generic[LiveT]):
         return "; nothing is served until a snapshot is loaded"
 
     def _serve(self, version: int, weights: VerifiedWeights) -> None:
-        """Go on under the weights that the server holds."""
+        """Go on under the weights that the server holds, each request behind the tokens it has."""
         self.version, self.weights_digest = version, weights.digest
         self._heard_s = self._loop.time()
         for live in self._live.values():
             if live.reason is None and _failure(live) is None:  # what went wrong with one, `step` says
-                self._continue(live, version)
+                if live.changes[-1][1] == len(live.tokens):
+                    live.changes.pop()
+                live.changes.append((version, len(live.tokens)))
                 self._begin(live)
 
     def add(self, requests: Sequence[EngineRequest]) -> None:
@@ -195,8 +194,9 @@ class ServerEngine(ABC, Generic[LiveT]):
             self._heard_s = self._loop.time()
         for request in requests:
             check_request(request, self._live, "native", self.vocabulary_size, self.settings.max_model_len)
-            live = self._live[request.request_id] = self._accept(request, self.version)
+            live = self._accept(request, self.version)
             self._begin(live)
+            self._live[request.request_id] = live
 
     def step(self) -> list[EngineOutput]:
         """Wait up to `STEP_S` for tokens and return the requests that finished; none without weights.
@@ -348,7 +348,7 @@ class ServerEngine(ABC, Generic[LiveT]):
         """Return whether a request's stream is over; what went wrong with it is raised here."""
         if (error := _failure(live)) is not None:
             raise error
-        return live.reason is not None and live.task is not None and live.task.done()
+        return live.reason is not None and live.task.done()
 
     def _finish(self, name: str) -> EngineOutput:
         live = self._live.pop(name)
@@ -358,8 +358,7 @@ class ServerEngine(ABC, Generic[LiveT]):
 
 def _failure(live: Live) -> BaseException | None:
     """Return what went wrong with a request's stream."""
-    over = live.task is not None and live.task.done() and not live.task.cancelled()
-    return live.task.exception() if live.task is not None and over else None
+    return live.task.exception() if live.task.done() and not live.task.cancelled() else None
 
 
 def _piece(live: Live, start: int) -> tuple[IntArray, FloatArray, tuple[VersionSpan, ...]]:
@@ -371,10 +370,9 @@ def _piece(live: Live, start: int) -> tuple[IntArray, FloatArray, tuple[VersionS
 
 async def _hang_up(many: Sequence[Live]) -> None:
     """End streams; a server that loses a reader aborts the request."""
-    tasks = [live.task for live in many if live.task is not None]
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    for live in many:
+        live.task.cancel()
+    await asyncio.gather(*(live.task for live in many), return_exceptions=True)
 
 
 def _short(said: str) -> str:
