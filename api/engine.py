@@ -48,6 +48,8 @@ class EngineOutput(Completion):
     request_id: str
     drafting: DraftingStatistics | None = None
     """What drafting did for this completion; None from an engine that cannot draft."""
+    cached_tokens: int = 0
+    """Tokens of prompt and prefix whose cache the engine had when it began; 0 where it does not say."""
 
 
 @frozen_by_identity

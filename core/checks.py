@@ -100,6 +100,7 @@ def check_submission(
             f"asks for {len(seeds)}; hand in whole groups"
         )
     check_number(f"{group}: generation_s", submission.generation_s)
+    check_number(f"{group}: cached_tokens", submission.cached_tokens)
     names = [f"{group}, trajectory {index}" for index in range(len(seeds))]
     for index, where in enumerate(names):
         if given[index].sample_index != index:

@@ -53,7 +53,7 @@ class SampledReply:
     waiting_for: str = ""
     """What it waits for, as a sentence."""
     cached_tokens: int = 0
-    """Prompt tokens whose cache the engine had; 0 where it does not say."""
+    """Prompt tokens whose cache the engine had before each of the completions; 0 where it does not say."""
 
 
 @frozen_by_identity

@@ -288,6 +288,8 @@ class GroupSubmission:
     """Seconds from the first to the last token of the group, as the worker measured them."""
     drafting: DraftingStatistics | None = None
     """What drafting did for the group; None from an engine that cannot draft."""
+    cached_tokens: int = 0
+    """Prompt tokens whose cache the engine had, of the completion with the fewest; 0: it does not say."""
     encoded: bytes | None = None
     """The message it came in, where it came over the wire: what is kept need not be encoded again."""
 

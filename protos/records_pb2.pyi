@@ -201,20 +201,22 @@ class Lease(_message.Message):
     def __init__(self, lease_id: _Optional[str] = ..., group_id: _Optional[str] = ..., prompt_key: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., epoch: _Optional[int] = ..., seeds: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., version: _Optional[int] = ..., duration_s: _Optional[float] = ..., attempt: _Optional[int] = ..., history: _Optional[_Union[PromptHistory, _Mapping]] = ..., prefix: _Optional[_Iterable[_Union[PartialTrajectory, _Mapping]]] = ..., limits: _Optional[_Union[TurnLimits, _Mapping]] = ...) -> None: ...
 
 class GroupSubmission(_message.Message):
-    __slots__ = ("lease_id", "group_id", "worker_id", "generation_s", "drafting", "trajectories")
+    __slots__ = ("lease_id", "group_id", "worker_id", "generation_s", "drafting", "trajectories", "cached_tokens")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_S_FIELD_NUMBER: _ClassVar[int]
     DRAFTING_FIELD_NUMBER: _ClassVar[int]
     TRAJECTORIES_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     group_id: str
     worker_id: str
     generation_s: float
     drafting: DraftingStatistics
     trajectories: Completions
-    def __init__(self, lease_id: _Optional[str] = ..., group_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., generation_s: _Optional[float] = ..., drafting: _Optional[_Union[DraftingStatistics, _Mapping]] = ..., trajectories: _Optional[_Union[Completions, _Mapping]] = ...) -> None: ...
+    cached_tokens: int
+    def __init__(self, lease_id: _Optional[str] = ..., group_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., generation_s: _Optional[float] = ..., drafting: _Optional[_Union[DraftingStatistics, _Mapping]] = ..., trajectories: _Optional[_Union[Completions, _Mapping]] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class TokenRange(_message.Message):
     __slots__ = ("start", "stop")

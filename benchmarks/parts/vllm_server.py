@@ -47,6 +47,7 @@ def serving(model: Path, log: Path, tokens: int = 128, port: int | None = None) 
     options += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm", "--dtype", "float32"]
     options += ["--hf-overrides", '{"tie_word_embeddings": false}']  # see the sentence in http_engine.py
     options += ["--enforce-eager", "--max-model-len", str(tokens), "--max-num-seqs", "128"]
+    options += ["--enable-prompt-tokens-details", "--enable-prefix-caching", "--block-size", "32"]
     with log.open("wb") as out:
         process = subprocess.Popen(
             [sys.executable, "-m", MODULE, *options],

@@ -324,7 +324,7 @@ class CoordinatorService(Coordinator):
         await machine.written()
         submission = await machine.submissions.get(group_id)
         machine.submissions.forget((group_id,))  # the journal has it, and it is seldom asked for twice
-        return SampledReply(submission.trajectories)
+        return SampledReply(submission.trajectories, cached_tokens=submission.cached_tokens)
 
     async def seal_client_step(self, step: int, digest: str, trajectories: int, tokens: int) -> BatchRef:
         machine = self.state_machine

@@ -73,6 +73,8 @@ class GroupInFlight:
             self.waiting |= {index: replace(_NOTHING, sample_index=index) for index in unbegun}
         self.drafting: list[DraftingStatistics] = []
         """Of completions that ended here, in that order: the last one knows the newest gain."""
+        self.cached: list[int] = []
+        """Tokens whose cache the engine had, of each request that ended here."""
         # The coordinator keeps what it sent along.
         self.note_kept(self._given(index) for index in range(len(lease.seeds)))
 
@@ -174,6 +176,7 @@ class GroupInFlight:
             trajectories=tuple(trajectories),
             generation_s=finished_at - self.started_at,
             drafting=None if drafting is None else replace(drafting, gain=float(self.drafting[-1].gain)),
+            cached_tokens=min([*self.cached, len(self.lease.prompt_token_ids)] if self.cached else [0]),
         )
 
     def _given(self, index: int) -> int:
@@ -289,6 +292,7 @@ class WorkInFlight:
                 self.seconds_per_token = mixed
             prefix = group.prefixes.get(index)
             row = output if prefix is None else continued(prefix, output)
+            group.cached.append(output.cached_tokens)
             if output.drafting is not None:
                 group.drafting.append(output.drafting)
             if group.lease.limits is not None:

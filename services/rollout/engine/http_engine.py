@@ -15,36 +15,27 @@ vllm/distributed/weight_transfer/ipc_engine.py, lines 222 and 280).
 import asyncio
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors.torch import save_file
 
-from antiphon.api.engine import EngineAbilities, EngineProgress, EngineRequest
+from antiphon.api.engine import EngineAbilities, EngineRequest
 from antiphon.core.broadcast.probe import probe_problem
 from antiphon.core.errors import ConfigError, IntegrityError, UnavailableError
 from antiphon.core.records import FinishReason
 from antiphon.core.seeds import derive_seed
-from antiphon.core.spans import spans_of_changes
 from antiphon.models.directory import HEAD, end_tokens, read_json
 from antiphon.services.rollout.engine.environment import ServerSettings
-from antiphon.services.rollout.engine.intake import StopTexts, Turn
-from antiphon.services.rollout.engine.server_engine import Live, ServerEngine, hang_up
+from antiphon.services.rollout.engine.intake import StopTexts
+from antiphon.services.rollout.engine.server_engine import Live, ServerEngine
 from antiphon.weights.snapshot import VerifiedWeights
 
 GENERATE = "/inference/v1/generate"
 
 
-@dataclass(slots=True)
-class _Live(Live):
-    """One request in flight, and what looks for the texts that end it."""
-
-    turn: Turn | None = None
-
-
-class HttpEngine(ServerEngine[_Live]):
+class HttpEngine(ServerEngine[Live]):
     """The engine of one worker, in a vLLM server."""
 
     continues = True
@@ -62,104 +53,70 @@ class HttpEngine(ServerEngine[_Live]):
         self._precision = ""
         super().__init__(settings)
 
-    def load_weights(self, version: int, tensors: Mapping[str, Any], weights_digest: str) -> None:
-        """Serve these weights from the next `step` on; requests in flight continue under them.
-
-        Args:
-            version: policy version of the tensors.
-            tensors: checkpoint name -> torch tensor, as `VerifiedWeights`.
-            weights_digest: what the digest of the tensors must be.
-
-        Raises:
-            ContractError: when nobody verified the tensors.
-            IntegrityError: when the server did not take them, or computes something else than the learner;
-                the weights before sample on, or `version` is None then and nothing does.
-            UnavailableError: when it does not answer.
-        """
-        if version == self.version and weights_digest == self.weights_digest:
-            return
-        taken = self._check_weights(version, tensors, weights_digest)
-        self.version = self.weights_digest = None
-        try:
-            self._run(self._swap(version, taken))
-        except IntegrityError as error:
-            if self._held is None:
-                raise IntegrityError(f"{error}; nothing is served until a snapshot is loaded") from error
-            try:
-                self._run(self._swap(*self._held))
-            except IntegrityError as again:
-                raise IntegrityError(f"{error}, nor version {self._held[0]} again ({again})") from error
-            self._serve(*self._held)
-            raise IntegrityError(f"{error}; version {self._held[0]} is served on") from error
-        self._serve(version, taken)
-
-    def progress(self, since: Mapping[str, int]) -> list[EngineProgress]:
-        found = []
-        for name, known in since.items():
-            live = self._live.get(name)
-            if live is not None and (stop := len(live.tokens)) > known:
-                found.append(
-                    EngineProgress(
-                        np.array(live.tokens[known:], dtype=np.int32),
-                        np.array(live.logprobs[known:], dtype=np.float32),
-                        spans_of_changes(live.changes, known, stop),
-                        request_id=name,
-                    )
-                )
-        return found
-
-    def _accept(self, request: EngineRequest, version: int) -> _Live:
-        return _Live(request, [(version, 0)], turn=self._stop_texts.turn_of(request))
+    def _accept(self, request: EngineRequest, version: int) -> Live:
+        return Live(request, [(version, 0)], turn=self._stop_texts.turn_of(request))
 
     async def _introduce(self) -> None:
         limit_s = self.settings.silent_s
         paths = (await self._ask("GET", "/openapi.json", limit_s)).get("paths", {})
         for path, option in ((GENERATE, "--tokens-only"), ("/collective_rpc", "VLLM_SERVER_DEV_MODE=1")):
             if path not in paths:
-                raise ConfigError(
-                    f"the server at rollout.engine_url={self.settings.url} has no {path}; start it with "
-                    f"{option}"
-                )
+                raise ConfigError(f"{self._server} has no {path}; start it with {option}")
         found = (await self._ask("GET", "/server_info?config_format=json", limit_s))["vllm_config"]
-        model = found["model_config"]
-        device = found["device_config"]["device"]
-        if device == "cpu" and self._tied and model["hf_overrides"].get("tie_word_embeddings") is not False:
-            raise ConfigError(
-                f"the server at rollout.engine_url={self.settings.url} runs on a CPU, where vLLM 0.32 packs "
-                "an output head that is the embedding once and never again; start it with --hf-overrides "
-                "'{\"tie_word_embeddings\": false}'"
-            )
-        if model["logprobs_mode"] != "processed_logprobs":
-            raise ConfigError(
-                f"the server at rollout.engine_url={self.settings.url} gives {model['logprobs_mode']}, not "
-                "the log-probabilities of what it draws from; start it with "
-                "--logprobs-mode processed_logprobs"
-            )
-        if model["max_model_len"] < self.settings.max_model_len:
-            raise ConfigError(
-                f"rollout.max_model_tokens={self.settings.max_model_len} is more than the server at "
-                f"rollout.engine_url={self.settings.url} takes, {model['max_model_len']}; start it with "
-                f"--max-model-len {self.settings.max_model_len}"
-            )
-        self._precision = str(model["dtype"]).removeprefix("torch.")
+        model, wanted = found["model_config"], self.settings.max_model_len
+        on_cpu = found["device_config"]["device"] == "cpu"
+        for fits, said in (
+            (
+                not (on_cpu and self._tied) or model["hf_overrides"].get("tie_word_embeddings") is False,
+                "runs on a CPU, where vLLM 0.32 packs an output head that is the embedding once and never "
+                "again; start it with --hf-overrides '{\"tie_word_embeddings\": false}'",
+            ),
+            (
+                model["logprobs_mode"] == "processed_logprobs",
+                f"gives {model['logprobs_mode']}, not the log-probabilities of what it draws from; start it "
+                "with --logprobs-mode processed_logprobs",
+            ),
+            (
+                model["max_model_len"] >= wanted,
+                f"takes {model['max_model_len']} tokens, not rollout.max_model_tokens={wanted}; start it "
+                f"with --max-model-len {wanted}",
+            ),
+        ):
+            if not fits:
+                raise ConfigError(f"{self._server} {said}")
+        dtype = str(model["dtype"]).removeprefix("torch.")
+        self._precision = "tf32" if dtype == "float32" and not on_cpu else dtype
 
     async def _swap(self, version: int, weights: VerifiedWeights) -> None:
-        """Let the server hold weights and show it, with nothing in flight there; `_serve` goes on with it."""
+        """Let the server hold weights and show it, with nothing in flight there."""
         limit_s, folder = self.settings.swap_s, self._folder / f"version-{version}"
         folder.mkdir(exist_ok=True)
         try:
             await asyncio.to_thread(_write, weights, self._tied, folder / "model.safetensors")
             # Tokens on their way are lost, whatever they are, and drawn again behind those that came. Nothing
             # is waited for: a request that reaches the server in its pause stays there until the end of that.
-            await hang_up([one for one in self._live.values() if one.reason is None])
+            await self._hang_up()
             await self._ask("POST", "/pause?mode=abort", limit_s)
             reload = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
             await self._ask("POST", "/collective_rpc", limit_s, reload)
             await self._ask("POST", "/update_weight_version", limit_s, {"new_version": str(version)})
             await self._ask("POST", "/resume", limit_s)
             await self._check_probe(weights)
+            self._held = version, weights
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+    def _undo(self) -> str:
+        """Serve the weights before a swap that failed again, where there are any, and say so."""
+        if self._held is None:
+            return super()._undo()
+        version, weights = self._held
+        try:
+            self._run(self._swap(version, weights))
+        except IntegrityError as again:
+            return f", nor version {version} again ({again})"
+        self._serve(version, weights)
+        return f"; version {version} is served on"
 
     async def _check_probe(self, weights: VerifiedWeights) -> None:
         if (probe := weights.probe) is None:
@@ -168,33 +125,13 @@ class HttpEngine(ServerEngine[_Live]):
         wanted = {"temperature": 0.0, "max_tokens": 1, "prompt_logprobs": 0, "detokenize": False}
         body = {"token_ids": tokens, "sampling_params": wanted}
         said = await self._ask("POST", GENERATE, self.settings.swap_s, body)
-        try:
-            rows = said["prompt_logprobs"][1:]
-            scores = np.array(
-                [row[str(token)]["logprob"] for row, token in zip(rows, tokens[1:], strict=True)]
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise IntegrityError(
-                f"the server at {self.settings.url} scores no prompt as vLLM 0.32 does "
-                f"({type(error).__name__}: {error}); start that release"
-            ) from error
+        with self._understood("scores no prompt as"):
+            rows = zip(said["prompt_logprobs"][1:], tokens[1:], strict=True)
+            scores = np.array([float(row[str(token)]["logprob"]) for row, token in rows])
         if problem := probe_problem(probe, scores, self._precision):
             raise IntegrityError(problem)
 
-    def _serve(self, version: int, weights: VerifiedWeights) -> None:
-        """Go on under the weights that the server holds: each request behind the tokens it has."""
-        self._held = version, weights
-        self._serves(version, weights)
-        for live in self._live.values():
-            if live.reason is not None:
-                continue
-            done = len(live.tokens)
-            if live.changes[-1][1] == done:
-                live.changes.pop()
-            live.changes.append((version, done))
-            self._begin(live)
-
-    def _body(self, live: _Live) -> Mapping[str, Any]:
+    def _body(self, live: Live) -> Mapping[str, Any]:
         request, sampling = live.request, live.request.sampling
         known = [*request.prefix_token_ids, *live.tokens]
         # The server's stream of random numbers starts again, and must not repeat what was drawn before.
@@ -204,6 +141,7 @@ class HttpEngine(ServerEngine[_Live]):
             "request_id": f"{id(self)}-{self._counter}",
             "token_ids": [*request.prompt_token_ids, *known],
             "stream": True,
+            "stream_options": {"include_usage": True},
             "sampling_params": {
                 "temperature": sampling.temperature,
                 "top_k": sampling.top_k,
@@ -216,7 +154,11 @@ class HttpEngine(ServerEngine[_Live]):
             },
         }
 
-    def _take(self, live: _Live, chunk: Mapping[str, Any]) -> bool:
+    def _take(self, live: Live, chunk: Mapping[str, Any]) -> bool:
+        if not chunk["choices"]:  # the last one; caches of pieces behind a swap are no news
+            if len(live.changes) == 1 and (details := chunk["usage"].get("prompt_tokens_details")):
+                live.cached = int(details["cached_tokens"])
+            return False
         choice = chunk["choices"][0]
         tokens, name = list(choice["token_ids"] or ()), live.request.request_id
         given = choice["logprobs"]["content"] or () if tokens else ()
@@ -229,32 +171,20 @@ class HttpEngine(ServerEngine[_Live]):
             raise IntegrityError(
                 f"request {name} got a log-probability that is not finite; the model diverged"
             )
-        live.tokens += tokens
-        live.logprobs += logprobs
-        most = live.request.sampling.max_tokens - len(live.request.prefix_token_ids)
-        if len(live.tokens) > most:
-            raise IntegrityError(
-                f"request {name} got {len(live.tokens)} tokens, but at most {most} were asked for"
-            )
+        if (count := len(live.tokens) + len(tokens)) > live.most:
+            raise IntegrityError(f"request {name} got {count} tokens, but at most {live.most} were asked for")
         labels = {span["version"] for span in choice.get("weight_versions") or ()}
         if labels - {str(live.changes[-1][0])}:
-            raise IntegrityError(
-                f"the server at {self.settings.url} sampled under weights that it calls {sorted(labels)}, "
-                f"not under version {live.changes[-1][0]}: somebody else changes them; give each "
-                "worker a server"
+            raise self._failed(
+                f"sampled under weights that it calls {sorted(labels)}, not under version "
+                f"{live.changes[-1][0]}: somebody else changes them; give each worker a server"
             )
+        live.tokens += tokens
+        live.logprobs += logprobs
         live.count = None if live.turn is None else live.turn.end(live.tokens)
-        reason = choice["finish_reason"]
-        if live.count is not None:
-            live.reason = FinishReason.STOP
-        elif reason in (FinishReason.STOP, FinishReason.LENGTH):
-            live.reason = FinishReason(reason)
-        elif reason is not None:  # an abort that is not ours is somebody else's
-            raise IntegrityError(
-                f"the server at {self.settings.url} ended request {name} with {reason!r}; give each worker a "
-                "server of its own"
-            )
-        return live.reason is not None
+        cut_short = live.count is not None
+        live.reason = FinishReason.STOP if cut_short else self._reason(live, choice["finish_reason"])
+        return cut_short
 
 
 def _write(weights: VerifiedWeights, tied: bool, path: Path) -> None:

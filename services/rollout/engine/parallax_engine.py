@@ -22,12 +22,12 @@ from typing import Any, Protocol
 
 from safetensors.torch import save
 
-from antiphon.api.engine import EngineAbilities, EngineProgress, EngineRequest
+from antiphon.api.engine import EngineAbilities, EngineRequest
 from antiphon.core.errors import ConfigError, IntegrityError
 from antiphon.core.records import FinishReason
 from antiphon.models.codec import TextCodec
 from antiphon.services.rollout.engine.environment import ServerSettings
-from antiphon.services.rollout.engine.server_engine import Live, ServerEngine, hang_up
+from antiphon.services.rollout.engine.server_engine import Live, ServerEngine
 from antiphon.system.clock import wall_clock
 from antiphon.weights.snapshot import VerifiedWeights
 from antiphon.weights.transports.lattica import FOLDER, content_id
@@ -97,44 +97,13 @@ class ParallaxEngine(ServerEngine[_Live]):
         self._codec = TextCodec.load(str(settings.model_dir))
         super().__init__(settings)
 
-    def load_weights(self, version: int, tensors: Mapping[str, Any], weights_digest: str) -> None:
-        """Serve these weights from the next `step` on; requests in flight begin again under them.
-
-        Args:
-            version: policy version of the tensors.
-            tensors: checkpoint name -> torch tensor, as `VerifiedWeights`.
-            weights_digest: what the digest of the tensors must be.
-
-        Raises:
-            ContractError: when nobody verified the tensors.
-            IntegrityError: when they are others, or not all nodes took them in time: some may hold them
-                then, so that `version` is None and nothing is sampled.
-            UnavailableError: when the server does not answer.
-        """
-        if version == self.version and weights_digest == self.weights_digest:
-            return
-        taken = self._check_weights(version, tensors, weights_digest)
-        self.version = self.weights_digest = None
-        try:
-            self._run(self._swap(version, taken))
-        except IntegrityError as error:
-            raise IntegrityError(f"{error}; nothing is served until a snapshot is loaded") from error
-        self._serves(version, taken)
-        for live in self._live.values():
-            if live.reason is None:
-                live.changes, live.tries = [(version, 0)], 0
-                self._begin(live)
-
-    def progress(self, since: Mapping[str, int]) -> list[EngineProgress]:
-        return []  # all of it begins again at a swap
-
     def close(self) -> None:
         if self._peer is not None:
             self._peer.close()
         super().close()
 
     async def _introduce(self) -> None:
-        limit_s, url = self.settings.silent_s, self.settings.url
+        limit_s = self.settings.silent_s
         text = CHECKED.format(self._decode([self._codec.end_token_id]))
         asked = {"messages": [{"role": "user", "content": text}], "max_tokens": 1, "temperature": 0.0}
         try:
@@ -147,9 +116,8 @@ class ParallaxEngine(ServerEngine[_Live]):
             ) from error
         if counted != (wanted := len(self._encode(text))):
             raise ConfigError(
-                f"the server at rollout.engine_url={url} made {counted} tokens of a prompt that has "
-                f"{wanted}; start it on a copy of model.path whose chat template is {TEMPLATE}, so that "
-                "prompts pass through unchanged"
+                f"{self._server} made {counted} tokens of a prompt that has {wanted}; start it on a copy of "
+                f"model.path whose chat template is {TEMPLATE}, so that prompts pass through unchanged"
             )
         self._peer = await asyncio.to_thread(self._join, self._folder / FOLDER)
 
@@ -162,17 +130,15 @@ class ParallaxEngine(ServerEngine[_Live]):
     async def _swapped(self, limit_s: float) -> float:
         """Return the time stamp of the oldest swap among the nodes."""
         said = await self._ask("GET", TIMESTAMP, limit_s)
-        try:
+        with self._understood("says no time of a swap as"):
             return float(said["latest_timestamp"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise IntegrityError(
-                f"the server at {self.settings.url} says no time of a swap ({type(error).__name__}: {error})"
-            ) from error
 
     async def _swap(self, version: int, weights: VerifiedWeights) -> None:
         assert self._peer is not None, "it was joined at the start"
         limit_s, peer = self.settings.swap_s * SWAP_SHARE, self._peer
-        await hang_up([one for one in self._live.values() if one.reason is None])
+        await self._hang_up()
+        for live in self._live.values():
+            live.tries = 0
         try:
             async with asyncio.timeout(limit_s):
                 index = await asyncio.to_thread(self._offer, peer, weights)
@@ -226,10 +192,6 @@ class ParallaxEngine(ServerEngine[_Live]):
             )
         return _Live(request, [(version, 0)], known=known, prompt=prompt)
 
-    def _most(self, live: _Live) -> int:
-        """Return the most tokens that may be sampled."""
-        return live.request.sampling.max_tokens - len(live.request.prefix_token_ids)
-
     def _body(self, live: _Live) -> Mapping[str, Any]:
         sampling = live.request.sampling
         live.text, live.ended = "", None
@@ -238,7 +200,7 @@ class ParallaxEngine(ServerEngine[_Live]):
             "messages": [{"role": "user", "content": live.prompt}],
             "stream": True,
             "stream_options": {"include_usage": True},
-            "max_tokens": self._most(live),
+            "max_tokens": live.most,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k or -1,
@@ -246,28 +208,27 @@ class ParallaxEngine(ServerEngine[_Live]):
         }
 
     def _take(self, live: _Live, chunk: Mapping[str, Any]) -> bool:
-        name, url = live.request.request_id, self.settings.url
+        name = live.request.request_id
         for choice in chunk["choices"]:
-            delta, reason = choice["delta"], choice.get("finish_reason")
+            delta = choice["delta"]
             if delta.get("reasoning") or delta.get("reasoning_content") or delta.get("tool_calls"):
-                raise IntegrityError(
-                    f"the server at {url} took parts out of the text of request {name}; start it without "
-                    "parsers for reasoning and tool calls"
+                raise self._failed(
+                    f"took parts out of the text of request {name}; start it without parsers for reasoning "
+                    "and tool calls"
                 )
             live.text += delta.get("content") or ""
-            if reason is not None and reason not in (FinishReason.STOP, FinishReason.LENGTH):
-                raise IntegrityError(f"the server at {url} ended request {name} with {reason!r}")
-            live.ended = live.ended if reason is None else FinishReason(reason)
+            live.ended = self._reason(live, choice.get("finish_reason")) or live.ended
         if not (usage := chunk.get("usage")) or live.ended is None:
             return False
         if usage["prompt_tokens"] != len(live.known):
-            raise IntegrityError(
-                f"the server at {url} made {usage['prompt_tokens']} tokens of the prompt of request {name}, "
-                f"which has {len(live.known)}; its chat template must be {TEMPLATE}"
+            raise self._failed(
+                f"made {usage['prompt_tokens']} tokens of the prompt of request {name}, which has "
+                f"{len(live.known)}; its chat template must be {TEMPLATE}"
             )
-        sampled, most = usage["completion_tokens"], self._most(live)
-        if sampled > most:
-            raise IntegrityError(f"request {name} got {sampled} tokens, but at most {most} were asked for")
+        if (sampled := usage["completion_tokens"]) > live.most:
+            raise IntegrityError(
+                f"request {name} got {sampled} tokens, but at most {live.most} were asked for"
+            )
         self._settle(live, sampled)
         return True
 
@@ -290,7 +251,7 @@ class ParallaxEngine(ServerEngine[_Live]):
                 "were sampled; use an engine that gives ids: rollout.engine=vllm or http"
             )
         tokens = [*(fits or kinds)[0], *[self._codec.end_token_id] * stopped]
-        live.tokens = tokens[: self._most(live)]
+        live.tokens = tokens[: live.most]
         live.logprobs = [0.0] * len(live.tokens)
         live.reason = live.ended
 

@@ -73,6 +73,8 @@ class _Live:
     """Those of the first tokens before which its cache was kept over the swap."""
     turn: Turn | None = None
     """What ends it besides its end token."""
+    cached: int = 0
+    """Of the tokens that it came with: those whose cache was there."""
 
 
 LAUNCHER = "external_launcher"
@@ -298,6 +300,8 @@ class VllmEngine:
         finished = []
         for done in outputs[0].outputs:
             live = self._live[done.request_id]
+            if done.prefill_stats is not None:  # with its first token
+                live.cached = done.prefill_stats.num_cached_tokens
             count = None if live.turn is None else live.turn.end(live.request.output_token_ids)
             if count is not None and done.finish_reason is None:
                 self._core.abort_requests([done.request_id])
@@ -588,6 +592,7 @@ class VllmEngine:
             FinishReason(reason),
             request_id=live.external_id,
             drafting=drafting,
+            cached_tokens=live.cached,
         )
 
     def _logprobs(self, internal_id: str, live: _Live, start: int, stop: int) -> FloatArray:

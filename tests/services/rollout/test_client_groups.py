@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -167,6 +168,33 @@ def test_clients_get_the_tokens_of_the_version_they_name_also_after_a_restart(tm
             assert told(await answer(client, request.request_id)) == alone(request, request.version or 0)
         with pytest.raises(ContractError, match="request 'other' is not known"):
             await client.await_samples("other", 0.0)
+
+    story(tmp_path, before)
+    story(tmp_path, after)
+
+
+class CachingEngine(LightEngine):
+    """Had more of the prompt's cache with each completion that it finishes."""
+
+    finished = 0
+
+    def step(self) -> list[EngineOutput]:
+        found = []
+        for one in super().step():
+            found.append(replace(one, cached_tokens=self.finished))
+            self.finished += 1
+        return found
+
+
+def test_cached_tokens_of_the_prompt_are_told_and_kept(tmp_path: Path) -> None:
+    async def before(site: Served, client: CoordinatorClient, team: Team) -> None:
+        team.add("a", CachingEngine())
+        for name, cached in (("r0", 0), ("r1", 2), ("r2", 3)):  # those of two completions; a prompt of three
+            await client.request_samples(asking(name, 0))
+            assert (await answer(client, name)).cached_tokens == cached
+
+    async def after(site: Served, client: CoordinatorClient, team: Team) -> None:
+        assert (await client.await_samples("r1", 0.0)).cached_tokens == 2
 
     story(tmp_path, before)
     story(tmp_path, after)

@@ -15,11 +15,15 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from antiphon.api.engine import EngineRequest
 from antiphon.benchmarks.engine_contract import MODEL
 from antiphon.benchmarks.parts.contract import Subject, Version, examine, requests_of, versions_of
 from antiphon.benchmarks.parts.vllm_server import serving
 from antiphon.core.errors import AntiphonError, ConfigError, IntegrityError, UnavailableError
-from antiphon.core.records import Probe
+from antiphon.core.records import FinishReason, Probe, SamplingParameters
+from antiphon.core.seeds import generator
+from antiphon.models.codec import TextCodec
+from antiphon.services.rollout.engine import http_engine
 from antiphon.services.rollout.engine.environment import ServerSettings
 from antiphon.services.rollout.engine.http_engine import HttpEngine
 from antiphon.weights.snapshot import verify
@@ -64,6 +68,21 @@ def test_a_server_keeps_what_is_declared(engine: HttpEngine, versions: tuple[Ver
     found = examine(Subject(engine, MODEL, versions))
     assert not found["failed"] and found["passed"] == found["declared"]
     assert {"keyed", "drafts"}.isdisjoint(found["declared"]) and len(found["declared"]) == 8
+
+
+def test_the_second_request_of_a_prompt_tells_what_was_cached(
+    engine: HttpEngine, versions: tuple[Version, ...]
+) -> None:
+    subject = Subject(engine, MODEL, versions)
+    subject.load(0)
+    prompt = tuple(generator("cached-prompt", 0).integers(3, 57, size=100).tolist())
+    found = []
+    for name in ("first", "second"):
+        asked = EngineRequest(name, prompt, 7, SamplingParameters(max_tokens=4))
+        found.append(subject.run([asked])[0].cached_tokens)
+    subject.load(1)
+    found.append(subject.run([replace(asked, request_id="swapped")])[0].cached_tokens)
+    assert found[0] == found[2] == 0 and len(prompt) // 2 < found[1] < len(prompt)
 
 
 def test_weights_that_compute_something_else_are_refused_and_the_old_ones_sample_on(
@@ -257,9 +276,8 @@ def _chunk(tokens: list[int], ids: list[int], reason: str | None = None) -> dict
 def test_streams_that_cannot_be_end_the_worker(
     versions: tuple[Version, ...], chunks: list[dict[str, Any]], said: str
 ) -> None:
-    ok = {path: {"ok": True} for path in ("/pause", RPC, "/update_weight_version", "/resume")}
     weights = versions[0].weights
-    with fake([GENERATE, RPC], ok | {GENERATE: _stream(*chunks)}) as url:
+    with fake([GENERATE, RPC], OK | {GENERATE: _stream(*chunks)}) as url:
         engine = HttpEngine(replace(SETTINGS, url=url))
         with pytest.raises(IntegrityError, match=r"scores no prompt as vLLM 0.32 does .*nothing is served"):
             engine.load_weights(0, weights, weights.digest)
@@ -269,6 +287,80 @@ def test_streams_that_cannot_be_end_the_worker(
         with pytest.raises(IntegrityError, match=said):
             while True:
                 engine.step()
+        engine.close()
+
+
+OK = {path: {"ok": True} for path in ("/pause", RPC, "/update_weight_version", "/resume")}
+
+
+@contextmanager
+def met_by_a_swap(
+    versions: tuple[Version, ...], chunk: dict[str, Any], monkeypatch: pytest.MonkeyPatch, stop: str = ""
+) -> Iterator[HttpEngine]:
+    """Let a request get its stream while the weights of the next version are written, and swap."""
+    first, second = (verify(dict(one.weights), None) for one in versions[:2])
+    with fake([GENERATE, RPC], OK | {GENERATE: _stream(chunk)}) as url:
+        engine = HttpEngine(replace(SETTINGS, url=url))
+        engine.load_weights(0, first, first.digest)
+        (one,) = requests_of("met")[:1]
+        engine.add([replace(one, sampling=replace(one.sampling, stop=(stop,) if stop else ()))])
+        write, over = http_engine._write, threading.Event()
+        (live,) = engine._live.values()
+        assert live.task is not None
+        live.task.add_done_callback(lambda _: over.set())
+
+        def written(*arguments: Any) -> None:
+            assert over.wait(20.0)
+            write(*arguments)
+
+        monkeypatch.setattr(http_engine, "_write", written)
+        engine.load_weights(1, second, second.digest)
+        yield engine
+        engine.close()
+
+
+def test_what_goes_wrong_with_a_request_during_a_swap_ends_the_worker(
+    versions: tuple[Version, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    foreign = _chunk([5], [5], "length") | {"weight_versions": [{"version": "9"}]}
+    with met_by_a_swap(versions, foreign, monkeypatch) as engine:
+        with pytest.raises(IntegrityError, match=r"it calls \['9'\], not under version 0"):
+            engine.step()
+        assert not engine.progress({"met-0": 0})
+
+
+def test_a_turn_that_ends_during_a_swap_tells_no_token_behind_its_end(
+    versions: tuple[Version, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = list(TextCodec.load(str(MODEL)).encode("1+2=3", add_special_tokens=False))
+    with met_by_a_swap(versions, _chunk(ids, ids), monkeypatch, stop="2") as engine:
+        (piece,) = engine.progress({"met-0": 0})
+        (output,) = engine.step()
+    assert piece.token_ids.tolist() == output.token_ids.tolist() == ids[:3]
+    assert output.finish_reason is FinishReason.STOP and [one.version for one in output.spans] == [0]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_float32_of_a_gpu_is_as_coarse_as_its_tensor_cores(
+    versions: tuple[Version, ...], device: str
+) -> None:
+    """As for our own engine: what rounding explains there would be a fault on a CPU."""
+    weights = versions[0].weights
+    assert weights.probe is not None
+    tokens = weights.probe.tokens[: SETTINGS.max_model_len - 1]
+    near = [{str(t): {"logprob": p + 1e-3}} for t, p in zip(tokens[1:], weights.probe.logprobs, strict=False)]
+    model = {"logprobs_mode": "processed_logprobs", "max_model_len": 128, "dtype": "torch.float32"}
+    model |= {"hf_overrides": {"tie_word_embeddings": False}}
+    info = {"vllm_config": {"model_config": model, "device_config": {"device": device}}}
+    said = {"/server_info": info, GENERATE: {"prompt_logprobs": [None, *near]}}
+    with fake([GENERATE, RPC], OK | said) as url:
+        engine = HttpEngine(replace(SETTINGS, url=url))
+        if device == "cpu":
+            with pytest.raises(IntegrityError, match="something else than the learner"):
+                engine.load_weights(0, weights, weights.digest)
+        else:
+            engine.load_weights(0, weights, weights.digest)
+        assert engine.version == (None if device == "cpu" else 0)
         engine.close()
 
 

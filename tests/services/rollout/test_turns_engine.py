@@ -1,5 +1,6 @@
 """The real vLLM engine goes on behind an environment's answer, with the same bits with and without helps."""
 
+import asyncio
 import gc
 from dataclasses import replace
 from importlib.util import find_spec
@@ -13,7 +14,8 @@ from antiphon.core.records import Lease, SamplingParameters, TurnLimits
 from antiphon.core.requests import TurnReply
 from antiphon.core.seeds import branch_seed
 from antiphon.core.spans import joined, shifted
-from antiphon.services.rollout.work import GroupInFlight, piece_of
+from antiphon.services.rollout.work import GroupInFlight, WorkInFlight, piece_of
+from antiphon.system.wakeup import Wakeup
 from antiphon.weights.snapshot import verify, weights_digest
 from tests.services.rollout.test_vllm_engine import VOCABULARY, make_model
 
@@ -185,3 +187,40 @@ def test_the_check_at_the_start_finds_kept_prefixes_that_change_bits(folder, mon
     finally:
         engine.close()
         gc.collect()
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_the_second_request_of_a_prompt_tells_what_was_cached(folder, caching: bool) -> None:
+    """Of whole blocks, and never the prompt's last token, whose logits are needed."""
+    from safetensors.torch import load_file
+
+    print(f"seed={SEED}")
+    chance = np.random.default_rng(SEED)
+    prompt = tuple(int(t) for t in chance.integers(3, VOCABULARY, 100))
+    tensors = load_file(folder / "model.safetensors")
+    engine = open_engine(folder, 0, caching)
+
+    def told(name: str, tokens: tuple[int, ...]) -> int:
+        seeds = tuple(int(seed) for seed in chance.integers(2**64, size=GROUP, dtype=np.uint64))
+        sampling = SamplingParameters(max_tokens=TURN_TOKENS)
+        lease = Lease(name * 32, "g0", "p", tokens, 0, seeds, sampling, 0, 60.0, 1)
+        work = WorkInFlight(Wakeup())
+        work.groups[lease.lease_id] = group = GroupInFlight(lease, 0.0, {})
+
+        async def sample() -> None:
+            engine.add([group.request(index) for index in range(GROUP)])
+            while engine.unfinished:
+                work.collect(engine.step())
+
+        asyncio.run(sample())
+        return work.finished[lease.lease_id].cached_tokens
+
+    try:
+        engine.load_weights(0, verify(tensors), weights_digest(tensors))
+        found = [told(name, tokens) for name, tokens in (("1", prompt), ("2", prompt), ("3", prompt[:40]))]
+        engine.load_weights(1, verify(tensors), weights_digest(tensors))
+        found.append(told("4", prompt))
+    finally:
+        engine.close()
+        gc.collect()
+    assert found == ([0, 96, 32, 0] if caching else [0] * 4)
