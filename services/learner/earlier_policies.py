@@ -14,7 +14,6 @@ import torch
 from antiphon.core.algorithm import AlgorithmSection
 from antiphon.core.config import RunConfig
 from antiphon.core.errors import IntegrityError, UnavailableError
-from antiphon.core.records import BatchRow
 from antiphon.services.learner.objective import Objective
 from antiphon.services.learner.packing import MicroBatch, Packing
 from antiphon.services.learner.policy import Policy, load_causal_model, load_published
@@ -28,9 +27,7 @@ class EarlierPolicies:
     def __init__(self, config: RunConfig, weights: Callable[[int], Mapping[str, torch.Tensor]]) -> None:
         """Prepare; the model is loaded for the first version that is asked for.
 
-        Args:
-            config: says which model, its precision and the sampling temperature.
-            weights: returns the published tensors of a version, checked; raises IntegrityError without them.
+        `weights` returns the published tensors of a version, checked, or raises IntegrityError without them.
         """
         self._config, self._weights = config, weights
         self._policy: Policy | None = None
@@ -46,12 +43,8 @@ class EarlierPolicies:
     ) -> list[list[torch.Tensor]]:
         """Return the logprobs of each update's micro-batches, [R, T] nats, under the versions that sampled.
 
-        Args:
-            versions: the earlier ones of the step.
-            step: that trains on them.
-            updates: of the step, on one rank.
-            begun_with: the same under the weights that the step begins with.
-            done: called after each forward pass.
+        `begun_with` has those under the weights that `step` begins with, kept where none of the earlier
+        `versions` sampled; `done` is called after each forward pass.
 
         Raises:
             IntegrityError: when the weights of a version are damaged or not stored any more.
@@ -74,11 +67,10 @@ class EarlierPolicies:
 
     def _filled(self, version: int) -> Policy:
         if self._policy is None:
-            model = self._config.model
-            dtype = torch.float32 if model.dtype == "float32" else torch.bfloat16
-            causal = load_causal_model(model.path, dtype, False).requires_grad_(False)
-            temperature, wide = self._config.sampling.temperature, model.head == "float32"
-            objective = Objective(AlgorithmSection(), 1, temperature, float32_head=wide)  # for its logprobs
+            model, temperature = self._config.model, self._config.sampling.temperature
+            causal = load_causal_model(model.path, getattr(torch, model.dtype), False).requires_grad_(False)
+            # Its logprobs alone are asked for, whatever the run's own loss is.
+            objective = Objective(AlgorithmSection(), 1, temperature, float32_head=model.head == "float32")
             self._policy = Policy(causal.to("cuda" if torch.cuda.is_available() else "cpu"), objective)
         if version != self._version:
             self._version = None  # until all of it is there: what is held may be half of something
@@ -102,17 +94,10 @@ def stored_policies(config: RunConfig, payloads: PayloadStore) -> EarlierPolicie
     return EarlierPolicies(config, weights)
 
 
-def earlier_versions(rows: Iterable[BatchRow], step: int) -> Sequence[int]:
-    """Return the versions before `step` that sampled any token of a step's rows, ascending."""
-    return sorted({span.version for row in rows for span in row.spans if span.version < step})
-
-
-def versions_to_keep(checkpoints: Iterable[int], max_staleness: int) -> frozenset[int]:
+def versions_to_keep(checkpoints: Callable[[], Iterable[int]], max_staleness: int) -> frozenset[int]:
     """Return the versions without which a step could not be repeated from one of the checkpoints.
 
-    Those from the checkpoint on are made again by the repetition.
-
-    >>> sorted(versions_to_keep([1, 10], max_staleness=2))
+    >>> sorted(versions_to_keep(lambda: [1, 10], max_staleness=2))
     [0, 8, 9]
     """
-    return frozenset(one for made in checkpoints for one in range(max(0, made - max_staleness), made))
+    return frozenset(one for made in checkpoints() for one in range(max(0, made - max_staleness), made))

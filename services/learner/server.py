@@ -89,10 +89,7 @@ def open_learner(
         signer,
         recorded=partial(recorded_version, run_dir),
     )
-
-    def pinned() -> frozenset[int]:
-        return versions_to_keep(checkpoints.versions(), config.loop.max_staleness)
-
+    stale = config.loop.max_staleness if config.scores_earlier else 0
     publisher = SnapshotPublisher(
         run_id,
         payloads,
@@ -103,7 +100,7 @@ def open_learner(
         payload_choice(config.broadcast, remote, config.learner.threads * config.learner.ranks),
         recorded=partial(recorded_version, run_dir),
         trained=partial(trained_parameters, config.learner),
-        pinned=saved.pinned if driven else pinned if config.scores_earlier else tuple,
+        pinned=saved.pinned if driven else partial(versions_to_keep, checkpoints.versions, stale),
     )
     threads, earlier = config.learner.threads, stored_policies(config, payloads)
     trainer = Trainer(config, checkpoints, saved=saved, earlier=earlier)

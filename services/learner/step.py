@@ -34,7 +34,7 @@ from antiphon.lineage.rollout_table import LeftOut, is_recomputed, read_batch
 from antiphon.services.learner.accumulation import Accumulation, Sums
 from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.services.learner.deepspeed_engine import DeepSpeedEngine
-from antiphon.services.learner.earlier_policies import EarlierPolicies, earlier_versions
+from antiphon.services.learner.earlier_policies import EarlierPolicies
 from antiphon.services.learner.figures import REFERRED, Figures, gather_figures
 from antiphon.services.learner.objective import LOG_RATIO_LIMIT, NOTHING, TokenMetrics, UpdateTotals
 from antiphon.services.learner.own_objective import own_objective
@@ -285,7 +285,8 @@ class Trainer(Training):
                     f"the batch of step {step} has no reference_logprobs, which reference.kl and "
                     "reference.distillation need; train it with the configuration that it was sealed with"
                 )
-            older, earlier = earlier_versions(trained, step) if recomputed else (), self._earlier
+            versions, earlier = {span.version for row in trained for span in row.spans}, self._earlier
+            older = sorted(version for version in versions if recomputed and version < step)
             if older and (earlier is None or ranks.world > 1):
                 raise IntegrityError(
                     f"step {step} has tokens of version {older[0]} without log-probabilities, which one "

@@ -90,9 +90,13 @@ class Replayer:
                 f"--rollouts cannot be with {copy.run_id}: what its client trained on does not say which "
                 "version sampled it; replay its steps without --rollouts"
             )
+        if rollouts and copy.config.rollout.logprobs == "learner":
+            raise ConfigError(
+                f"--rollouts cannot be with {copy.run_id}: its engines gave no log-probabilities to compare; "
+                "replay its steps without --rollouts"
+            )
         self._copy = copy
         self._given = model
-        self._rollouts = rollouts
         self._remade = frozenset(copy.recorded_by_digest() if rollouts or copy.config.scores_earlier else ())
         self._made: dict[int, Path] = {}
         self._own = own_checkpoints
@@ -338,10 +342,9 @@ class Replayer:
         if held.version in self._remade:
             self._made[held.version] = self._work / f"v{held.version:06d}.safetensors"
             save_file(held.weights.copies(), self._made[held.version])
-        # Without rollouts only the steps that follow read them.
-        gone = range(0 if self._rollouts else held.version - self._copy.config.loop.max_staleness)
-        for version in self._made.keys() & gone:
-            self._made.pop(version).unlink()
+        if self._config.scores_earlier:  # only the steps that follow read them
+            for version in self._made.keys() & range(held.version - self._config.loop.max_staleness):
+                self._made.pop(version).unlink()
 
     def _compare_tensors(self, trained: TrainedStep) -> str:
         if self._copy.weights(trained.version) is None:
