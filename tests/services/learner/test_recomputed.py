@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from antiphon.cli import app as cli
-from antiphon.core.config import dump_config
 from antiphon.core.errors import IntegrityError
 from antiphon.core.records import BatchRow, VersionSpan
 from antiphon.lineage.documents.replay_copy import find_copy
@@ -23,7 +22,7 @@ from antiphon.services.learner.step import Trainer
 from antiphon.weights.payload_store import PAYLOADS, PayloadStore
 from tests.services.learner.test_learner import Bench, make_config, make_rows, model_path  # noqa: F401
 from tests.support import replay_artifacts
-from tests.support.replay_artifacts import RUN_ID, STEPS, TinyRun, save_model
+from tests.support.replay_artifacts import RUN_ID, STEPS, TinyRun, run_of_few_weights, save_model
 
 pytestmark = pytest.mark.engine
 
@@ -83,7 +82,6 @@ def test_a_batch_says_that_it_is_recomputed_and_others_keep_their_bytes() -> Non
 
 SILENT = {
     "rollout__logprobs": "learner",
-    "loop__max_staleness": 2,
     "trust__audits": "off",
     "record__checkpoint_stride": 1,
 }
@@ -93,10 +91,10 @@ SILENT = {
 def run(tmp_path_factory: pytest.TempPathFactory) -> TinyRun:
     """A run whose engines said nothing, with tokens up to two versions old."""
     root = tmp_path_factory.mktemp("silent")
-    config = replay_artifacts.make_config(save_model(root / "model"), **SILENT, record__weights="last")
-    made = TinyRun(root / "home", config)
-    (made.run_dir / "config.yaml").write_text(dump_config(config))
-    return made
+    config = replay_artifacts.make_config(
+        save_model(root / "model"), **SILENT, record__weights="last", loop__max_staleness=2
+    )
+    return TinyRun(root / "home", config)
 
 
 @pytest.mark.parametrize("budget", [16, 4096])
@@ -163,9 +161,32 @@ def test_a_copy_repeats_what_earlier_versions_scored(
     assert "engines gave no log-probabilities to compare" in capsys.readouterr().err
 
 
-def test_a_killed_learner_finds_the_versions_that_its_checkpoint_needs(
+def test_a_replay_begins_where_all_versions_that_its_steps_need_are_to_be_had(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint of version 2 will not do: step 2 needs version 1, which the ledger does not keep."""
+    run = run_of_few_weights(tmp_path, **SILENT)
+    monkeypatch.setenv("ANTIPHON_HOME", str(run.home))
+    assert find_copy(run.ledger, RUN_ID).recorded_by_digest() == [1, 2]
+    assert CheckpointStore(run.run_dir / "checkpoints", STEPS).versions() == [2, 4]
+    assert cli.execute(["replay", RUN_ID, "--step", "3"]) == 0
+    assert "exact here" in capsys.readouterr().out
+    assert cli.execute(["export", RUN_ID, "v2", str(tmp_path / "out")]) == 0
+    assert "2 steps to repeat from the base model" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("interval", "stored"),
+    [
+        (4, [2, 3, 4, 5, 6, 7]),  # the newest four, and the two before the checkpoint of version 4
+        (10, [4, 5, 6, 7]),  # it begins again at the base, and versions are made again on the way
+    ],
+)
+def test_a_killed_learner_has_the_versions_that_sampled(
     model_path: Path,  # noqa: F811
     tmp_path: Path,
+    interval: int,
+    stored: list[int],
 ) -> None:
     async def body() -> None:
         config = make_config(
@@ -174,7 +195,7 @@ def test_a_killed_learner_finds_the_versions_that_its_checkpoint_needs(
             loop__max_staleness=2,
             trust__audits="off",
             broadcast__snapshots_kept=4,
-            learner__checkpoint_interval=4,
+            learner__checkpoint_interval=interval,
             learner__checkpoints_kept=1,
         )
 
@@ -193,15 +214,12 @@ def test_a_killed_learner_finds_the_versions_that_its_checkpoint_needs(
         for step in range(7):
             await learner.step(step)
             await learner.publish(step + 1)
-        # The last four, and the two before the checkpoint of version 4.
-        assert unbroken.payloads().versions() == [2, 3, 4, 5, 6, 7]
+        assert unbroken.payloads().versions() == stored
         shutil.copytree(tmp_path / "a", tmp_path / "b")  # what a kill at this moment leaves
         broken = bench(tmp_path / "b")
         broken.coordinator.commits_made = [*unbroken.coordinator.commits_made]
         await learner.step(7)
         await learner.close()
-        for version in (5, 6):  # made again on the way, and needed there
-            (tmp_path / "b" / "run" / PAYLOADS / f"{version}.manifest").unlink()
         learner = await broken.learner()
         await learner.step(7)
         await learner.close()
