@@ -60,12 +60,6 @@ class EarlierPolicies:
         return found
 
     def _logprobs(self, version: int, batch: MicroBatch) -> torch.Tensor:
-        policy = self._filled(version)
-        with torch.no_grad():
-            found: torch.Tensor = policy(batch.to(next(policy.parameters()).device))
-        return found.float().cpu()
-
-    def _filled(self, version: int) -> Policy:
         if self._policy is None:
             model, temperature = self._config.model, self._config.sampling.temperature
             causal = load_causal_model(model.path, getattr(torch, model.dtype), False).requires_grad_(False)
@@ -76,7 +70,9 @@ class EarlierPolicies:
             self._version = None  # until all of it is there: what is held may be half of something
             load_published(self._policy.causal_model, self._weights(version))
             self._version = version
-        return self._policy
+        with torch.no_grad():
+            found: torch.Tensor = self._policy(batch.to(next(self._policy.parameters()).device))
+        return found.float().cpu()
 
 
 def stored_policies(config: RunConfig, payloads: PayloadStore) -> EarlierPolicies:

@@ -166,7 +166,7 @@ class TinyRun:
         rng = np.random.default_rng([step, place])
         prompt = rng.integers(0, VOCABULARY, 4).astype(np.int32)
         length = int(rng.integers(3, 12))
-        old, new = max(0, step - (self.config.loop.max_staleness if self.config.scores_earlier else 1)), step
+        old, new = self._oldest(step), step
         turn = length // 2 if place % 2 and old != new else length
         spans = [VersionSpan(old, 0, turn)] + ([VersionSpan(new, turn, length)] if turn < length else [])
         tokens, logprobs = [], []
@@ -188,8 +188,12 @@ class TinyRun:
             advantage=1.0 if place % 2 else -1.0,
         )
 
+    def _oldest(self, step: int) -> int:
+        return max(0, step - (self.config.loop.max_staleness if self.config.scores_earlier else 1))
+
     def _branched(self, step: int) -> BatchRow:
         """Return a row of a host, whose context begins afresh before the last turn."""
+        version = self._oldest(step) if self.config.scores_earlier else step
         rng, row, context = np.random.default_rng([step, 99]), list[int](), list[int]()
         logprobs, spans, observed, breaks = list[float](), [], [], []
         for turn in range(3):
@@ -199,9 +203,9 @@ class TinyRun:
                 breaks.append(len(row))
             observed.append((len(row), len(row) + 3))
             row, context, logprobs = row + said, context + said, logprobs + [0.0] * 3
-            spans.append(VersionSpan(step, len(row), len(row) + 4))
+            spans.append(VersionSpan(version, len(row), len(row) + 4))
             for _ in range(4):
-                p = self._distribution(step, context)
+                p = self._distribution(version, context)
                 token = int(rng.choice(VOCABULARY, p=p))
                 row, context, logprobs = (
                     [*row, token],
