@@ -7,10 +7,11 @@ comes from transformers. For each engine the result has `declared` and `passed`,
 `failed`, name -> why; `engine` among them is what every engine promises. docs/concepts/engines.md says what a
 missing one costs.
 
-With `--train` the demo's task is trained twice: as it is, and by a worker whose engine gives no
-log-probabilities, with `rollout.logprobs=learner` and so without staleness. `points_behind` is how much less
-the second one scores on held-out problems in the end, in percent of all; `batches_recomputed` says that each
-batch of it was marked.
+With `--train` the demo's task is trained three times: as it is, and by a worker whose engine gives no
+log-probabilities, with `rollout.logprobs=learner`, without staleness and with `loop.max_staleness=2`.
+`points_behind` is how much less the second one scores on held-out problems in the end, in percent of all, and
+`stale_points_behind` the third one; `batches_recomputed` says that each batch of both was marked, and
+`stale_tokens_share` how many tokens of the third one an earlier version had sampled.
 """
 
 import json
@@ -24,7 +25,7 @@ from typing import Any
 from antiphon.benchmarks.parts.measure import PROJECT, journal_events, run_job, scratch_home
 from antiphon.benchmarks.parts.results import benchmark_parser, execute, finish
 from antiphon.benchmarks.parts.vllm_server import serving
-from antiphon.lineage.rollout_table import is_recomputed
+from antiphon.lineage.rollout_table import decode_batch, is_recomputed
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.services.rollout.engine.environment import child_environment
 
@@ -36,7 +37,6 @@ ENGINES = ("vllm", "vllm_server")
 RECOMPUTED = (
     "rollout.workers=0",
     "rollout.logprobs=learner",
-    "loop.max_staleness=0",
     "trust.audits=off",
 )
 MOST_POINTS = 5.0
@@ -60,10 +60,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     violated, at_size = list[str](), list[str]()
     if options.train:
         trained = train(options.steps)
-        if trained["batches_recomputed"] != options.steps:
-            violated.append(f"{trained['batches_recomputed']} of {options.steps} batches say recomputed")
-        if trained["points_behind"] > MOST_POINTS:
-            at_size.append(f"without log-probabilities {trained['points_behind']:.1f} points are missing")
+        if trained["batches_recomputed"] != 2 * options.steps:
+            violated.append(f"{trained['batches_recomputed']} of {2 * options.steps} batches say recomputed")
+        if not trained["stale_tokens_share"]:
+            at_size.append("with loop.max_staleness=2 no token was stale")
+        for name in ("points_behind", "stale_points_behind"):
+            if trained[name] > MOST_POINTS:
+                at_size.append(f"without log-probabilities {name} is {trained[name]:.1f}")
         result |= trained
     violated += [
         f"{engine} declares {ability}, but {why}"
@@ -76,8 +79,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def train(steps: int) -> dict[str, Any]:
     """Train with and without log-probabilities from the engine, and compare."""
     found: dict[str, float] = {}
-    recomputed = 0
-    for name, overrides in (("ordinary", ()), ("recomputed", RECOMPUTED)):
+    marked, tokens, stale = 0, 0, 0
+    for name, overrides in (
+        ("ordinary", ()),
+        ("recomputed", (*RECOMPUTED, "loop.max_staleness=0")),
+        ("stale_recomputed", (*RECOMPUTED, "loop.max_staleness=2")),
+    ):
         with scratch_home() as home:
             ours = name == "ordinary"
             worker = None if ours else start_mute(home)
@@ -91,13 +98,24 @@ def train(steps: int) -> dict[str, Any]:
                     worker.wait(END_S)
             found[name] = 100.0 * job.metrics()["pass_after"]
             if not ours:
-                recomputed = sum(map(is_recomputed, batches_of(home)))
+                batches = batches_of(home)
+                marked += sum(map(is_recomputed, batches))
+                ages = [tokens_by_age(step, batch) for step, batch in enumerate(batches)]
+                tokens, stale = sum(map(sum, ages)), sum(sum(own[1:]) for own in ages)
     return {
-        "ordinary": found["ordinary"],
-        "recomputed": found["recomputed"],
+        **found,
         "points_behind": found["ordinary"] - found["recomputed"],
-        "batches_recomputed": recomputed,
+        "stale_points_behind": found["ordinary"] - found["stale_recomputed"],
+        "stale_tokens_share": stale / tokens,
+        "batches_recomputed": marked,
     }
+
+
+def tokens_by_age(step: int, batch: bytes) -> list[int]:
+    """Return the tokens of a batch that the version of its step sampled, and those of earlier ones."""
+    spans = [span for row in decode_batch(batch) for span in row.spans]
+    sizes = [(span.version < step, span.stop - span.start) for span in spans]
+    return [sum(size for older, size in sizes if older is wanted) for wanted in (False, True)]
 
 
 def batches_of(home: Path) -> list[bytes]:

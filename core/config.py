@@ -86,6 +86,11 @@ class RunConfig(Section):
         return self.environment.name == CLIENT
 
     @property
+    def scores_earlier(self) -> bool:
+        """Return whether the learner scores tokens under earlier versions, of which engines said nothing."""
+        return self.rollout.logprobs == "learner" and self.loop.max_staleness > 0
+
+    @property
     def turn_limits(self) -> TurnLimits:
         """Return how long a trajectory may become where the environment answers turns."""
         most, room = self.environment.max_trajectory_tokens, self.rollout.max_model_tokens
@@ -243,11 +248,16 @@ class RunConfig(Section):
     def _check_engine(self) -> Self:
         rollout, url = self.rollout, self.rollout.engine_url
         if rollout.logprobs == "learner":
-            if self.loop.max_staleness:
+            if self.scores_earlier and self.learner.ranks > 1:
                 raise ValueError(
-                    "rollout.logprobs=learner gives the log-probabilities of the version that a step begins "
-                    f"with, but loop.max_staleness={self.loop.max_staleness} lets older "
-                    "ones sample; set it to 0"
+                    "rollout.logprobs=learner scores tokens under earlier versions on one rank alone, but "
+                    f"loop.max_staleness={self.loop.max_staleness} and learner.ranks={self.learner.ranks}; "
+                    "set the former to 0 or the latter to 1"
+                )
+            if self.scores_earlier and rollout.swap_cache == "keep":
+                raise ValueError(
+                    "rollout.swap_cache=keep has tokens sampled over caches of older weights, whose "
+                    "log-probabilities rollout.logprobs=learner cannot compute; set it to recompute"
                 )
             if self.trust.audits != "off":
                 raise ValueError(
@@ -289,8 +299,8 @@ class RunConfig(Section):
             )
         if engine == "parallax" and rollout.logprobs != "learner":
             raise ValueError(
-                "rollout.engine=parallax gives no log-probabilities; set rollout.logprobs=learner, "
-                "loop.max_staleness=0 and trust.audits=off"
+                "rollout.engine=parallax gives no log-probabilities; set rollout.logprobs=learner and "
+                "trust.audits=off"
             )
         if rollout.workers > 1:
             raise ValueError(

@@ -374,7 +374,8 @@ class RolloutSection(Section):
     Parallax's; null: a temporary one of the worker's machine."""
     logprobs: Literal["engine", "learner"] = "engine"
     """Who says how probable a sampled token was. learner: for engines that do not; it computes that before
-    each step, which is exact with loop.max_staleness=0 alone, and batches say `recomputed`."""
+    each step, under the version that sampled the token, and batches say `recomputed`. With loop.max_staleness
+    above 0 it holds a second model for that."""
     threads: int = Field(default=1, ge=1, le=MOST_THREADS)
     """CPU threads of one engine; part of the numerics, so it is recorded."""
     tensor_parallel: int = Field(default=1, ge=1, le=64)

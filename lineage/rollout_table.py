@@ -203,8 +203,7 @@ def read_batch(payload: bytes) -> tuple[list[BatchRow], list[LeftOut]]:
 def is_recomputed(payload: bytes) -> bool:
     """Return whether a batch says that its behaviour logprobs are the learner's to compute.
 
-    They are 0 in the file then. Nothing in it is staler than 0, so that the policy which sampled is the one
-    that the step begins with.
+    They are 0 in the file then, and those of the versions that its spans name.
     """
     with _table(payload, *_BATCH_SCHEMAS) as table:
         return _RECOMPUTED in (table.schema.metadata or {})

@@ -210,6 +210,8 @@ def plan_memory(config: RunConfig, tensors: Tensors, shape: ModelShape | None) -
         rank["loading"] = max(0.0, whole - sum(rank.values()))
     # A version of adapters is the whole policy, and they.
     published = 2.0 if config.model.dtype == "bfloat16" else 4.0
+    if config.scores_earlier:
+        rank["earlier policy"] = published * count(tensors)
     # Of a checkpoint: the weights as they compute, two moments, and a master copy where there is one.
     width = 14 if learner.dtype == "bfloat16" else 16 if 0 < learner.stage < 3 else 12
     return MemoryPlan(

@@ -74,6 +74,7 @@ def open_learner(
     from antiphon.services.learner.checkpoints import CheckpointStore
     from antiphon.services.learner.client_calls import ClientCalls
     from antiphon.services.learner.deepspeed_engine import pin_numerics
+    from antiphon.services.learner.earlier_policies import stored_policies, versions_to_keep
     from antiphon.services.learner.publish import SnapshotPublisher, payload_choice
     from antiphon.services.learner.saved import SavedFolder
     from antiphon.services.learner.snapshot_model import SnapshotModel
@@ -82,6 +83,13 @@ def open_learner(
 
     driven = config.environment.name == CLIENT
     saved = SavedFolder(run_dir, signer)
+    checkpoints = CheckpointStore(
+        run_dir / "checkpoints",
+        config.learner.checkpoints_kept,
+        signer,
+        recorded=partial(recorded_version, run_dir),
+    )
+    stale = config.loop.max_staleness if config.scores_earlier else 0
     publisher = SnapshotPublisher(
         run_id,
         payloads,
@@ -92,15 +100,10 @@ def open_learner(
         payload_choice(config.broadcast, remote, config.learner.threads * config.learner.ranks),
         recorded=partial(recorded_version, run_dir),
         trained=partial(trained_parameters, config.learner),
-        pinned=saved.pinned if driven else tuple,
+        pinned=saved.pinned if driven else partial(versions_to_keep, checkpoints.versions, stale),
     )
-    checkpoints = CheckpointStore(
-        run_dir / "checkpoints",
-        config.learner.checkpoints_kept,
-        signer,
-        recorded=partial(recorded_version, run_dir),
-    )
-    threads, trainer = config.learner.threads, Trainer(config, checkpoints, saved=saved)
+    threads, earlier = config.learner.threads, stored_policies(config, payloads)
+    trainer = Trainer(config, checkpoints, saved=saved, earlier=earlier)
     model = SnapshotModel(config, payloads)
     return LearnerService(
         config,

@@ -515,6 +515,8 @@ class LearnerService(Learner):
         progress.begin("restoring: loading weights", "byte")
         stored = committed_snapshots(self._publisher.stored(), commits)
         oldest = len(commits) - loop.unpublished_limit * loop.publish_interval
+        if self._config.scores_earlier:
+            oldest = -1  # the steps that follow a version may score tokens with it
         first = partial(first_version, loop, len(commits), stored, trainer.newest_checkpoint)
 
         async def check(held: TrainedStep) -> None:

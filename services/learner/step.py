@@ -34,6 +34,7 @@ from antiphon.lineage.rollout_table import LeftOut, is_recomputed, read_batch
 from antiphon.services.learner.accumulation import Accumulation, Sums
 from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.services.learner.deepspeed_engine import DeepSpeedEngine
+from antiphon.services.learner.earlier_policies import EarlierPolicies
 from antiphon.services.learner.figures import REFERRED, Figures, gather_figures
 from antiphon.services.learner.objective import LOG_RATIO_LIMIT, NOTHING, TokenMetrics, UpdateTotals
 from antiphon.services.learner.own_objective import own_objective
@@ -58,15 +59,17 @@ class Trainer(Training):
         checkpoints: CheckpointStore,
         make_engine: Callable[[RunConfig], DeepSpeedEngine] = DeepSpeedEngine,
         saved: SavedFolder | None = None,
+        earlier: EarlierPolicies | None = None,
     ) -> None:
         """Prepare; the engine is made by `start`. Checkpoints of another configuration are refused.
 
         `saved` has what clients saved in this home; without it no step of a client can load weights.
+        `earlier` scores tokens of earlier versions where engines did not; without it a batch may have none.
         """
         self._config = config
         self._checkpoints = checkpoints
         self._make_engine = make_engine
-        self._saved = saved
+        self._saved, self._earlier = saved, earlier
         self._engine: DeepSpeedEngine | None = None
         self._calls: Accumulation | None = None
         self._updates = config.algorithm.updates_per_step
@@ -282,6 +285,13 @@ class Trainer(Training):
                     f"the batch of step {step} has no reference_logprobs, which reference.kl and "
                     "reference.distillation need; train it with the configuration that it was sealed with"
                 )
+            versions, earlier = {span.version for row in trained for span in row.spans}, self._earlier
+            older = sorted(version for version in versions if recomputed and version < step)
+            if older and (earlier is None or ranks.world > 1):
+                raise IntegrityError(
+                    f"step {step} has tokens of version {older[0]} without log-probabilities, which one "
+                    "rank alone can compute, of stored versions; set learner.ranks=1 or loop.max_staleness=0"
+                )
             # In a file of an earlier version groups left out have no names, and so no part in the dealing.
             ids = {row.group_id for row in trained}
             if all(group.group_id for group in left_out):
@@ -307,7 +317,7 @@ class Trainer(Training):
         # Later updates clip against the weights the step began with; the first one holds them, and the user's
         # own objective is given none.
         proximal: list[list[torch.Tensor] | None] = [None] * (len(updates) if algorithm.own_objective else 1)
-        # Where engines gave none, what the step began with is what sampled: the batch has nothing staler.
+        # Where engines gave none, what the step began with is what sampled, but for what is stale.
         first, begun_with = 0 if recomputed else len(proximal), []
         for packing in updates[first:]:
             old = []
@@ -316,6 +326,9 @@ class Trainer(Training):
                 progress.add()
             begun_with.append(old)
         proximal += begun_with[len(proximal) - first :]
+        sampled_with = begun_with
+        if earlier is not None and older:
+            sampled_with = earlier.sampled_with(older, step, updates, begun_with, progress.add)
         figures: list[list[Figures]] = []
         norms = []
         for packing, before, (place, dealt) in zip(updates, proximal, groups, strict=False):
@@ -335,7 +348,7 @@ class Trainer(Training):
 
             batches = packing.of_rank(ranks.rank)
             if recomputed:
-                batches = with_behaviour(batches, begun_with[len(figures)])
+                batches = with_behaviour(batches, sampled_with[len(figures)])
             norms.append(engine.update(batches, totals, before, share, keep))
             figures.append(gather_figures(ranks, packing, own))
         seen = any(figures)  # rank 0 has those of all ranks; another one may have had dummies alone

@@ -32,8 +32,8 @@ def check_abilities(abilities: EngineAbilities, config: RunConfig) -> tuple[str,
         )
     if "logprobs" in missing and config.rollout.logprobs == "engine":
         raise ConfigError(
-            "the engine gives no log-probabilities; set rollout.logprobs=learner, loop.max_staleness=0 and "
-            "trust.audits=off, so that the learner computes them"
+            "the engine gives no log-probabilities; set rollout.logprobs=learner and trust.audits=off, so "
+            "that the learner computes them"
         )
     if "stops" in missing and config.sampling.stop:
         raise ConfigError(

@@ -25,6 +25,7 @@ from antiphon.lineage.records import Records
 from antiphon.lineage.rollout_table import encode_batch, encode_timings
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.services.learner.checkpoints import CheckpointStore
+from antiphon.services.learner.earlier_policies import stored_policies
 from antiphon.services.learner.policy import load_published
 from antiphon.services.learner.saved import SavedFolder
 from antiphon.services.learner.step import Trainer
@@ -97,6 +98,8 @@ class TinyRun:
         self.ledger = home / "ledger" / RUN_ID
         self._payloads = PayloadStore(self.run_dir / PAYLOADS)
         self._policies: dict[int, Any] = {}
+        self.sampled: dict[int, list[BatchRow]] = {}
+        """Step -> its rows, with the log-probabilities that they were drawn with."""
         self._live()
 
     def _live(self) -> None:
@@ -107,7 +110,12 @@ class TinyRun:
             adapter_file=self._payloads.adapter,
         )
         checkpoints = CheckpointStore(self.run_dir / "checkpoints", STEPS)
-        self.trainer = trainer = Trainer(self.config, checkpoints, saved=SavedFolder(self.run_dir))
+        self.trainer = trainer = Trainer(
+            self.config,
+            checkpoints,
+            saved=SavedFolder(self.run_dir),
+            earlier=stored_policies(self.config, self._payloads),
+        )
         made[0] = self._published(trainer.start(0))
         self.log.announce(made[0])
         for step in range(STEPS):
@@ -143,9 +151,12 @@ class TinyRun:
         return manifest
 
     def _batch(self, step: int) -> BatchRef:
-        rows = [self._row(step, place) for place in range(8)]
+        rows = self.sampled[step] = [self._row(step, place) for place in range(8)]
+        silent = self.config.rollout.logprobs == "learner"
+        if silent:
+            rows = [replace(row, logprobs=np.zeros_like(row.logprobs)) for row in rows]
         timings = self.store.put(encode_timings([]))
-        digest = self.store.put(encode_batch(rows))
+        digest = self.store.put(encode_batch(rows, recomputed=silent))
         tokens = sum(len(row.token_ids) for row in rows)
         return BatchRef(step, digest, timings, 8, 2, 0, 0, tokens, 0.5, {0: 4, min(step, 1): 4}, 8.0)
 
@@ -155,7 +166,7 @@ class TinyRun:
         rng = np.random.default_rng([step, place])
         prompt = rng.integers(0, VOCABULARY, 4).astype(np.int32)
         length = int(rng.integers(3, 12))
-        old, new = max(0, step - 1), step
+        old, new = self._oldest(step), step
         turn = length // 2 if place % 2 and old != new else length
         spans = [VersionSpan(old, 0, turn)] + ([VersionSpan(new, turn, length)] if turn < length else [])
         tokens, logprobs = [], []
@@ -177,8 +188,12 @@ class TinyRun:
             advantage=1.0 if place % 2 else -1.0,
         )
 
+    def _oldest(self, step: int) -> int:
+        return max(0, step - (self.config.loop.max_staleness if self.config.scores_earlier else 1))
+
     def _branched(self, step: int) -> BatchRow:
         """Return a row of a host, whose context begins afresh before the last turn."""
+        version = self._oldest(step) if self.config.scores_earlier else step
         rng, row, context = np.random.default_rng([step, 99]), list[int](), list[int]()
         logprobs, spans, observed, breaks = list[float](), [], [], []
         for turn in range(3):
@@ -188,9 +203,9 @@ class TinyRun:
                 breaks.append(len(row))
             observed.append((len(row), len(row) + 3))
             row, context, logprobs = row + said, context + said, logprobs + [0.0] * 3
-            spans.append(VersionSpan(step, len(row), len(row) + 4))
+            spans.append(VersionSpan(version, len(row), len(row) + 4))
             for _ in range(4):
-                p = self._distribution(step, context)
+                p = self._distribution(version, context)
                 token = int(rng.choice(VOCABULARY, p=p))
                 row, context, logprobs = (
                     [*row, token],

@@ -44,6 +44,7 @@ from antiphon.lineage.run_log import is_timing
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.services.learner.deepspeed_engine import DeepSpeedEngine, pin_numerics
+from antiphon.services.learner.earlier_policies import EarlierPolicies
 from antiphon.services.learner.ranks.followers import Followers
 from antiphon.services.learner.ranks.group import join
 from antiphon.services.learner.replay.base import base_model, load_version
@@ -89,9 +90,14 @@ class Replayer:
                 f"--rollouts cannot be with {copy.run_id}: what its client trained on does not say which "
                 "version sampled it; replay its steps without --rollouts"
             )
+        if rollouts and copy.config.rollout.logprobs == "learner":
+            raise ConfigError(
+                f"--rollouts cannot be with {copy.run_id}: its engines gave no log-probabilities to compare; "
+                "replay its steps without --rollouts"
+            )
         self._copy = copy
         self._given = model
-        self._remade = frozenset(copy.recorded_by_digest() if rollouts else ())
+        self._remade = frozenset(copy.recorded_by_digest() if rollouts or copy.config.scores_earlier else ())
         self._made: dict[int, Path] = {}
         self._own = own_checkpoints
         recorded = copy.config.learner.threads
@@ -102,6 +108,10 @@ class Replayer:
         section = copy.config.learner.model_copy(update={"ranks": recorded_ranks if ranks is None else ranks})
         if section.ranks < 1:
             raise ConfigError(f"--ranks {ranks} is not possible; give 1 or more")
+        if section.ranks > 1 and copy.config.scores_earlier:
+            raise ConfigError(
+                f"--ranks {ranks} is not possible: one rank computes the log-probabilities of {copy.run_id}"
+            )
         self._config = copy.config.model_copy(update={"learner": section})
         """The recorded one, but for the ranks."""
         here = build_manifest(copy.config, copy.run_id, source_tree())
@@ -189,7 +199,10 @@ class Replayer:
             self._followers = Followers(self._config, checkpoints.root, self._batches.root, moved)
         # What a client loaded lies beside the run, where that is.
         saved = None if self._own is None else SavedFolder(self._own.parent)
-        self._trainer = Trainer(self._config, checkpoints, lambda config: DeepSpeedEngine(moved), saved)
+        earlier = EarlierPolicies(moved, lambda at: load_version(self._copy, at, self._made.get(at)))
+        self._trainer = Trainer(
+            self._config, checkpoints, lambda config: DeepSpeedEngine(moved), saved, earlier
+        )
         try:
             join(self._config)
         except RuntimeError as error:  # torch's word for ranks that did not come
@@ -246,9 +259,15 @@ class Replayer:
     def _usable(self, folder: Path, version: int, trusted: bool) -> bool:
         """Return whether a checkpoint may be opened: DeepSpeed would run whatever its pickles say.
 
+        Nor one behind versions that its steps score tokens with, where the copy does not keep them all.
+
         Raises:
             ConfigError: when it belongs to another configuration.
         """
+        if self._config.scores_earlier and not self._remade.isdisjoint(
+            range(version - self._config.loop.max_staleness, version)
+        ):
+            return False
         try:
             ranks = checkpoint_ranks(folder)
         except IntegrityError as error:
@@ -323,6 +342,9 @@ class Replayer:
         if held.version in self._remade:
             self._made[held.version] = self._work / f"v{held.version:06d}.safetensors"
             save_file(held.weights.copies(), self._made[held.version])
+        if self._config.scores_earlier:  # only the steps that follow read them
+            for version in self._made.keys() & range(held.version - self._config.loop.max_staleness):
+                self._made.pop(version).unlink()
 
     def _compare_tensors(self, trained: TrainedStep) -> str:
         if self._copy.weights(trained.version) is None:

@@ -196,3 +196,13 @@ def test_of_an_engine_of_several_processes_each_holds_its_part_of_the_weights() 
     assert whole.fullest(gpus=True) == rank + 3 * whole_engine  # one GPU may be all there is
     assert parts.fullest(gpus=True) == max(rank, part)
     assert parts.fullest(gpus=False) == rank + 12 * part
+
+
+def test_a_learner_that_scores_under_earlier_versions_holds_a_second_model() -> None:
+    tree = {"model": {"dtype": "bfloat16"}, "trust": {"audits": "off"}}
+    silent, tensors = {"rollout": {"logprobs": "learner"}}, SMALL.tensors()
+    held = [
+        plan_memory(build_config(tree | changes), tensors, SMALL).rank
+        for changes in ({}, silent, silent | {"loop": {"max_staleness": 0}})
+    ]
+    assert held[1] == held[0] | {"earlier policy": 2.0 * count(tensors)} and held[2] == held[0]

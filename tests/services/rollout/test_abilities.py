@@ -60,10 +60,14 @@ def test_fixed_mode_needs_seeds_and_keys(lacks: str) -> None:
 
 
 def test_a_run_without_log_probabilities_says_so() -> None:
-    with pytest.raises(ConfigError, match=r"set rollout\.logprobs=learner, loop\.max_staleness=0"):
+    with pytest.raises(ConfigError, match=r"set rollout\.logprobs=learner and trust\.audits=off"):
         check_abilities(lacking("logprobs"), config())
-    told = config(rollout={"logprobs": "learner"}, loop={"max_staleness": 0}, trust={"audits": "off"})
-    assert len(check_abilities(lacking("logprobs"), told)) == 1
+    for bound in (0, 2):
+        loop = {"max_staleness": bound}
+        told = config(rollout={"logprobs": "learner"}, loop=loop, trust={"audits": "off"})
+        assert len(check_abilities(lacking("logprobs"), told)) == 1
+        assert told.scores_earlier is (bound > 0)
+    assert not config().scores_earlier
 
 
 def test_texts_that_end_turns_need_an_engine_that_sees_them() -> None:
@@ -100,15 +104,18 @@ def test_texts_that_end_turns_need_an_engine_that_sees_them() -> None:
             "rollout.engine=parallax gives no log-probabilities; set rollout.logprobs=learner",
         ),
         (PARALLAX | {"sampling": {}}, "rollout.engine=parallax draws by the server's own sampler"),
-        (PARALLAX | {"loop": {}}, "loop.max_staleness=2 lets older ones sample"),
         (
             PARALLAX | {"rollout": PARALLAX["rollout"] | {"workers": 2}},
             "rollout.workers=2 workers would swap",
         ),
-        ({"rollout": {"logprobs": "learner"}}, "loop.max_staleness=2 lets older ones sample"),
+        ({"rollout": {"logprobs": "learner"}}, "trust.audits=remote compares log-probabilities"),
         (
-            {"rollout": {"logprobs": "learner"}, "loop": {"max_staleness": 0}},
-            "trust.audits=remote compares log-probabilities",
+            {"rollout": {"logprobs": "learner", "swap_cache": "keep"}, "loop": {"mode": "elastic"}},
+            "rollout.swap_cache=keep has tokens sampled over caches of older weights",
+        ),
+        (
+            {"rollout": {"logprobs": "learner"}, "learner": {"ranks": 2}},
+            "loop.max_staleness=2 and learner.ranks=2; set the former to 0 or the latter to 1",
         ),
         (
             {
