@@ -2,10 +2,10 @@
 
 However a client cuts its data into calls, the same data in the same order make the same micro-batches, and so
 the same bits. A micro-batch is filled in the order of the stream until it is full, or loss or configuration
-change. They are computed in rounds, as many at once as there are ranks, number i of the stream by rank i modulo
-their number, when the last one of a round is full. What is left at the end of a call is computed once without
-gradients, for the answer, and again with them when later data fill the round or the step closes it. Every rank
-does all calls, and only rank 0 has their figures and results.
+change. They are computed in rounds, one by each rank in the order of the ranks, when the last one of a round
+is full. What is left at the end of a call is computed once without gradients, for the answer, and again with
+them when later data fill the round or the step closes it. Every rank does all calls; only rank 0 has their
+figures and results.
 """
 
 from collections.abc import Mapping
