@@ -123,16 +123,13 @@ def test_what_is_refused_leaves_nothing_on_any_rank(model: Path, tmp_path: Path,
             assert step(two, [good]).weights.digest() == expected
         trainer.start(0)
         give(trainer, [good])
-        nothing = replace(data[0], inputs={**data[0].inputs, "logprobs": far[:1] * np.nan})
+        first = data[0]
+        no_number = {**first.inputs, "logprobs": first.inputs["logprobs"] * np.nan}
         for wrong, words in (
             (TrainingCall("dpo", {}, good.data), "no loss 'dpo'"),
-            (TrainingCall("ppo", {}, (replace(nothing, inputs={"advantages": far}),)), "has no logprobs"),
-            (
-                TrainingCall(
-                    loss, {}, (replace(data[0], inputs={**data[0].inputs, "logprobs": far * np.nan}),)
-                ),
-                "logprobs",
-            ),
+            (TrainingCall("ppo", {}, make_data(0, 2)), "datum 0 has no logprobs"),
+            (TrainingCall(loss, {}, (first, replace(first, inputs=no_number))), "datum 1 .*logprobs"),
+            (TrainingCall(loss, {}, (replace(first, targets=first.targets[1:]),)), "give as many of each"),
         ):
             with pytest.raises(ContractError, match=words):
                 trainer.call(wrong, "0" * 64)
