@@ -211,7 +211,8 @@ class Trainer(Training):
         Raises:
             IntegrityError: when they are not there, or of other ranks or another model.
         """
-        ranks, folder, optimizer = self.ranks, None, order.optimizer
+        ranks, optimizer = self.ranks, order.optimizer
+        folder: Path | None = None
         with ranks.together():
             if ranks.rank == 0:  # which has the key that they were signed with
                 folder, optimizer = self._find_saved(order, version)
@@ -238,7 +239,7 @@ class Trainer(Training):
     def _find_saved(self, order: LoadOrder, version: int) -> tuple[Path, bool]:
         """Return the checkpoint to load, and whether with its optimizer.
 
-        Where they were given up since, the run's own checkpoint of the version that they made has both.
+        Where that was given up since, the run's own checkpoint of the version that it made has both.
         """
         if self._saved is None:
             raise IntegrityError(
