@@ -67,7 +67,8 @@ class Ranks(group.Ranks):
             return own
         length = int(self.broadcast(message_of(len(own)))[0])
         data = bytearray(own if self.rank == 0 else length)
-        return self.broadcast(torch.frombuffer(data, dtype=torch.uint8)).numpy().tobytes()
+        self.broadcast(torch.frombuffer(data, dtype=torch.uint8))  # into the same memory
+        return bytes(data)
 
     def close(self) -> None:
         """Leave the group, after STOP; no engine may be left, and each rank calls it."""

@@ -128,7 +128,7 @@ def test_what_is_refused_leaves_nothing_on_any_rank(model: Path, tmp_path: Path,
         for wrong, words in (
             (TrainingCall("dpo", {}, good.data), "no loss 'dpo'"),
             (TrainingCall("ppo", {}, make_data(0, 2)), "datum 0 has no logprobs"),
-            (TrainingCall(loss, {}, (first, replace(first, inputs=no_number))), "datum 1 .*logprobs"),
+            (TrainingCall(loss, {}, (first, replace(first, inputs=no_number))), "logprobs of datum 1 is nan"),
             (TrainingCall(loss, {}, (replace(first, targets=first.targets[1:]),)), "give as many of each"),
         ):
             with pytest.raises(ContractError, match=words):
