@@ -233,7 +233,6 @@ class RunConfig(Section):
             ("reference", self.reference.used, "leave it out"),
             ("judge", bool(self.judge.url), "leave it out"),
             ("rollout.logprobs", self.rollout.logprobs != "engine", "set it to engine: they are given away"),
-            ("learner.ranks", self.learner.ranks > 1, "set it to 1: calls are added up on one rank"),
             # Engines hand in zeros then, and the client would take them for log-probabilities.
             ("rollout.logprobs", self.rollout.logprobs == "learner", "leave it out: its losses need them"),
         ):

@@ -1,13 +1,15 @@
 """Accumulation: gradients of a client's calls add up, in micro-batches that their stream alone decides.
 
 However a client cuts its data into calls, the same data in the same order make the same micro-batches, and so
-the same bits. A micro-batch is filled in the order of the stream and computed once it is full, or when loss
-or configuration change; what is left at the end of a call is computed once without gradients, for the answer,
-and again with them when later data fill it or the step closes it.
+the same bits. A micro-batch is filled in the order of the stream until it is full, or loss or configuration
+change. They are computed in rounds, one by each rank in the order of the ranks, when the last one of a round
+is full. What is left at the end of a call is computed once without gradients, for the answer, and again with
+them when later data fill the round or the step closes it. Every rank does all calls; only rank 0 has their
+figures and results.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +22,13 @@ from antiphon.core.records import FloatArray
 from antiphon.services.learner.client_losses import FIGURES, make_client_batch
 from antiphon.services.learner.deepspeed_engine import DeepSpeedEngine
 from antiphon.services.learner.progress import ProgressCounter
+from antiphon.services.learner.ranks.group import Ranks
 
 Figures = npt.NDArray[np.float64]
+_NOTHING = Datum(
+    np.zeros(1, dtype=np.int32), np.zeros(1, dtype=np.int64), {"weights": np.zeros(1, dtype=np.float32)}
+)
+"""Has no weight, and so a gradient of zeros."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,19 +41,31 @@ class Sums:
     micro_batches: int
 
 
-class Accumulation:
-    """The gradients since the newest version; for the training thread."""
+@dataclass(slots=True)
+class _Open:
+    """A micro-batch that was not computed with gradients yet."""
 
-    def __init__(self, config: RunConfig, engine: DeepSpeedEngine, progress: ProgressCounter) -> None:
-        self._config, self._engine, self._progress = config, engine, progress
+    loss: str
+    config: Mapping[str, float]
+    data: list[Datum] = field(default_factory=list)
+    places: list[int | None] = field(default_factory=list)
+    """Of the data in the present call; None for those of earlier ones."""
+
+
+class Accumulation:
+    """The gradients since the newest version; for the training thread of each rank."""
+
+    def __init__(
+        self, config: RunConfig, engine: DeepSpeedEngine, progress: ProgressCounter, ranks: Ranks
+    ) -> None:
+        self._config, self._engine, self._progress, self._ranks = config, engine, progress, ranks
         self._begin()
 
     def _begin(self) -> None:
         self.digests: list[str] = []
         """Of the calls that are held, in order."""
-        self._kind: tuple[str, Mapping[str, float]] = ("", {})
-        self._pending: list[tuple[Datum, int | None]] = []
-        """Data of the micro-batch that is being filled, and their places in the present call, if of it."""
+        self._round: list[_Open] = []
+        """At most one for each rank; the last is being filled."""
         self._sums = Sums(np.zeros(len(FIGURES)), 0, 0)
 
     def add(self, call: TrainingCall, digest: str, answer: bool = True) -> CallResult:
@@ -62,7 +81,8 @@ class Accumulation:
         except BaseException:  # whatever it was, a part of the call may be added up
             self.drop()
             raise
-        self._pending = [(datum, None) for datum, _ in self._pending]
+        for part in self._round:
+            part.places = [None] * len(part.data)
         self.digests.append(digest)
         return result
 
@@ -73,7 +93,8 @@ class Accumulation:
             ContractError, IntegrityError: as `add`; what is held stays.
         """
         self._check(call)
-        return Accumulation(self._config, self._engine, self._progress)._stream(call, False, True)
+        other = Accumulation(self._config, self._engine, self._progress, self._ranks)
+        return other._stream(call, False, True)
 
     def close(self) -> Sums:
         """Compute what is left, so that the engine can step, and begin again; return what was summed.
@@ -85,12 +106,8 @@ class Accumulation:
             IntegrityError: as `add`.
         """
         try:
-            if self._pending:
+            if self._round or not self._sums.micro_batches:
                 self._compute([], np.zeros((0, 0)), backward=True)
-            elif not self._sums.micro_batches:
-                zeros = np.zeros(1, dtype=np.float32)
-                nothing = Datum(zeros.astype(np.int32), zeros.astype(np.int64), {"weights": zeros})
-                self._engine.add_client(make_client_batch([nothing], "cross_entropy", {}, 1))
         except BaseException:
             self.drop()
             raise
@@ -105,45 +122,63 @@ class Accumulation:
 
     def _check(self, call: TrainingCall) -> None:
         config = self._config
-        check_call(
-            call,
-            self._engine.vocabulary,
-            config.rollout.max_model_tokens,
-            ours=config.door.stable_reinforce == "ours",
-        )
+        with self._ranks.together():
+            check_call(
+                call,
+                self._engine.vocabulary,
+                config.rollout.max_model_tokens,
+                ours=config.door.stable_reinforce == "ours",
+            )
 
     def _stream(self, call: TrainingCall, backward: bool, answer: bool) -> CallResult:
         """Fill micro-batches with the data of a call; the last one stays open."""
         logprobs: list[FloatArray] = [np.zeros(0, dtype=np.float32)] * len(call.data)
         figures = np.zeros((len(call.data), len(FIGURES)))
-        kind, budget = (call.loss, call.config), self._config.learner.micro_batch_tokens
+        budget = self._config.learner.micro_batch_tokens
         for place, datum in enumerate(call.data):
-            full = sum(len(one.token_ids) for one, _ in self._pending) + len(datum.token_ids) > budget
-            if self._pending and (full or kind != self._kind):
-                self._compute(logprobs, figures, backward)
-                self._pending = []
-            self._kind = kind
-            self._pending.append((datum, place))
+            last = self._round[-1] if self._round else None
+            full = (
+                last is None or sum(len(one.token_ids) for one in last.data) + len(datum.token_ids) > budget
+            )
+            if last is None or full or (last.loss, last.config) != (call.loss, call.config):
+                if len(self._round) == self._ranks.world:
+                    self._compute(logprobs, figures, backward)
+                    self._round = []
+                last = _Open(call.loss, call.config)
+                self._round.append(last)
+            last.data.append(datum)
+            last.places.append(place)
         if answer:
             self._compute(logprobs, figures, backward=False)
         return _result(call, logprobs, figures)
 
     def _compute(self, logprobs: list[FloatArray], figures: Figures, backward: bool) -> None:
-        """Compute the open micro-batch, and write what is found of the present call's data."""
-        data = [datum for datum, _ in self._pending]
-        batch = make_client_batch(data, *self._kind, self._engine.vocabulary)
+        """Compute the round, each rank its part, and write what is found of the present call's data."""
+        ranks, parts = self._ranks, self._round
+        idle = ranks.rank >= len(parts)
+        # The other ranks wait for each one's part.
+        own = _Open("cross_entropy", {}, [_NOTHING]) if idle else parts[ranks.rank]
+        batch = make_client_batch(own.data, own.loss, own.config, self._engine.vocabulary)
         found, of_rows = self._engine.add_client(batch, backward)
         self._progress.add()
-        real = torch.where(batch.positions.mask > 0, found, 0.0).numpy()
+        real = torch.where(batch.positions.mask > 0, found, 0.0).double().numpy()
         rows = np.argsort(batch.order)
-        for (datum, place), row in zip(self._pending, rows, strict=True):
-            if place is not None:
-                logprobs[place], figures[place] = real[row, : len(datum.targets)], of_rows[row]
-        if backward:
-            sums = self._sums
+        targets = [real[row, : len(datum.targets)] for datum, row in zip(own.data, rows, strict=True)]
+        flat = np.concatenate([of_rows[rows].ravel(), *targets])
+        lengths = [sum(len(FIGURES) + len(datum.targets) for datum in part.data) for part in parts]
+        lengths += [0] * (ranks.world - len(parts))
+        added = self._sums.figures
+        for part, told in zip(parts, ranks.collect(flat[: lengths[ranks.rank]], lengths), strict=False):
+            of_data = told[: len(FIGURES) * len(part.data)].reshape(-1, len(FIGURES))
+            ends = np.cumsum([of_data.size, *(len(datum.targets) for datum in part.data)])
+            for place, start, stop, sums in zip(part.places, ends[:-1], ends[1:], of_data, strict=True):
+                if place is not None:
+                    logprobs[place], figures[place] = told[start:stop].astype(np.float32), sums
             # In the order of the stream, so that rounding too depends on it alone.
-            added = sums.figures + of_rows[rows].sum(0)
-            self._sums = Sums(added, sums.data + len(data), sums.micro_batches + 1)
+            added = added + of_data.sum(0)
+        if backward:
+            data = self._sums.data + sum(len(part.data) for part in parts)
+            self._sums = Sums(added, data, self._sums.micro_batches + len(parts))
 
 
 def _result(call: TrainingCall, logprobs: list[FloatArray], figures: Figures) -> CallResult:

@@ -290,17 +290,17 @@ class DeepSpeedEngine:
     def add_client(
         self, batch: ClientBatch, backward: bool = True
     ) -> tuple[torch.Tensor, npt.NDArray[np.float64]]:
-        """Add the gradients of a client's data to those of the update under way; on one rank.
+        """Add the gradients of a client's data to those of the update under way, of all ranks together.
 
         Args:
-            batch: the micro-batch.
+            batch: the micro-batch of this rank.
             backward: False computes the same and adds nothing.
 
         Returns:
             The logprobs [R, T] of the targets, float32 nats at temperature 1, on the CPU, and `FIGURES`.
 
         Raises:
-            IntegrityError: when the loss is no number; nothing of this micro-batch was added then.
+            IntegrityError: when the loss of any rank is no number; nothing of these micro-batches was added.
             ConfigError: when the model computes something in no fixed order.
         """
         batch = batch.to(self._engine.device)
@@ -311,16 +311,18 @@ class DeepSpeedEngine:
             loss = losses.costs.sum()
         # An infinite ratio that is clipped away leaves a loss that is a number, and no gradient that is one.
         sound = losses.costs.isfinite() & (losses.ratios is None or losses.ratios.isfinite())
+        problem = None
         if not bool(sound.all()) or not math.isfinite(float(loss.detach())):
             wrong = (~sound).any(1).nonzero()
-            raise IntegrityError(
+            problem = IntegrityError(
                 f"the loss {batch.loss} is {float(loss.detach())}, or its ratio overflows, at datum "
                 f"{batch.order[int(wrong[0]) if len(wrong) else 0]} of a micro-batch; look at its logprobs, "
                 "weights and advantages"
             )
+        self._ranks.agree(problem)
         if backward:
             failpoints.reach("learner.backward")
-            self._engine.backward(loss)
+            self._engine.backward(loss * self._ranks.world)  # DeepSpeed averages over the ranks
         logprobs = logprobs.detach()
         return logprobs.cpu(), figures_of(logprobs, batch, losses)
 

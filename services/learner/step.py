@@ -6,6 +6,7 @@ in a replay, leads to the digests that were committed.
 """
 
 import json
+import os
 import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
@@ -29,7 +30,7 @@ from antiphon.core.reference_config import WHO_SCORES
 from antiphon.core.reporting.replay_checks import CPU, exact_on
 from antiphon.core.seeds import derive_seed
 from antiphon.core.trust.audit import SampleStatistics
-from antiphon.lineage.client_steps import decode_step, is_client_step
+from antiphon.lineage.client_steps import decode_call, decode_step, encode_call, is_client_step
 from antiphon.lineage.rollout_table import LeftOut, is_recomputed, read_batch
 from antiphon.services.learner.accumulation import Accumulation, Sums
 from antiphon.services.learner.checkpoints import CheckpointStore
@@ -85,21 +86,35 @@ class Trainer(Training):
     def start(self, at_most: int) -> TrainedStep:
         self.ranks = join(self._config)
         found = self.newest_checkpoint(at_most)
-        self.ranks.order(Order.START, -1 if found is None else found)
         return self.begin(found)
 
-    def begin(self, checkpoint: int | None) -> TrainedStep:
-        """Begin again from a checkpoint that rank 0 has checked, or from the base weights; on every rank."""
-        self._drop()
+    def begin(self, version: int | None, checkpoints: CheckpointStore | None = None) -> TrainedStep:
+        """Begin again from a checkpoint that was checked, or from the base weights, on every rank.
+
+        The checkpoint is of the run where no other `checkpoints` are given.
+        """
+        folder = None if version is None else (checkpoints or self._checkpoints).folder(version)
+        self.ranks.order(Order.START, -1 if version is None else version)
         with self.ranks.running():
-            if checkpoint is not None:
-                with self.ranks.together():
-                    self._check_world(checkpoint)
-            engine = self._make()
-            self.version = 0
-            if checkpoint is not None:
-                self._load(checkpoint)
+            return self._begin_again(version, folder)
+
+    def _begin_again(self, version: int | None, folder: Path | None = None) -> TrainedStep:
+        self._drop()
+        if version is not None:
+            folder = self._everywhere(folder)
+            with self.ranks.together():
+                self._check_world(version, folder)
+        engine = self._make()
+        self.version = 0
+        if version is not None and folder is not None:
+            self._load(version, folder)
         return TrainedStep(self.version, engine.weights(), {})
+
+    def _everywhere(self, folder: Path | None) -> Path:
+        """Return rank 0's folder on all ranks; another host may have the folder of checkpoints elsewhere."""
+        root = self._checkpoints.root
+        told = self.ranks.share(b"" if folder is None else os.path.relpath(folder, root).encode())
+        return folder or Path(os.path.normpath(root / told.decode()))
 
     def stop(self) -> None:
         self._drop()
@@ -110,7 +125,7 @@ class Trainer(Training):
     def _make(self) -> DeepSpeedEngine:
         self._engine = engine = self._make_engine(self._config)
         if self._config.environment.name == CLIENT:
-            self._calls = Accumulation(self._config, engine, self.progress)
+            self._calls = Accumulation(self._config, engine, self.progress, self.ranks)
         return engine
 
     def _drop(self) -> None:
@@ -125,7 +140,9 @@ class Trainer(Training):
 
     def forget_calls(self) -> None:
         """Drop the gradients of the calls that are held."""
-        self._accumulation().drop()
+        calls = self._accumulation()
+        self.ranks.order(Order.DROP)
+        calls.drop()
 
     def call(self, call: TrainingCall, digest: str) -> CallResult:
         """Add the gradients of a client's call, unless it is `forward_only`, and return its result.
@@ -134,24 +151,16 @@ class Trainer(Training):
             ContractError: when it cannot be trained on; nothing was added then.
             IntegrityError: when its loss is no number; then no call is held any more.
         """
+        self._accumulation()
+        payload = encode_call(call) if self.ranks.world > 1 else b""
+        self.ranks.order(Order.CALL, self.version, digest)
+        with self.ranks.running():
+            self.ranks.share(payload)
+            return self._call(call, digest)
+
+    def _call(self, call: TrainingCall, digest: str) -> CallResult:
         calls = self._accumulation()
         return calls.forward(call) if call.forward_only else calls.add(call, digest)
-
-    def save_to(self, checkpoints: CheckpointStore) -> int:
-        """Save as `save`, elsewhere."""
-        own, self._checkpoints = self._checkpoints, checkpoints
-        try:
-            return self.save()
-        finally:
-            self._checkpoints = own
-
-    def begin_from(self, checkpoints: CheckpointStore, version: int) -> TrainedStep:
-        """Begin again as `begin`, from a checkpoint that was checked elsewhere."""
-        own, self._checkpoints = self._checkpoints, checkpoints
-        try:
-            return self.begin(version)
-        finally:
-            self._checkpoints = own
 
     def _accumulation(self) -> Accumulation:
         self._held()
@@ -164,36 +173,37 @@ class Trainer(Training):
 
     def _train_client(self, step: int, payload: bytes) -> TrainedStep:
         """Train on a client's step file: the calls that are held already are not computed again."""
-        begun, said = time.perf_counter(), decode_step(payload)
-        calls, engine = self._accumulation(), self._held()
-        if step != self.version:
-            raise IntegrityError(f"step {step} cannot train on version {self.version}; restore first")
+        begun, ranks = time.perf_counter(), self.ranks
+        with ranks.together():
+            said, calls, engine = decode_step(payload), self._accumulation(), self._held()
+            if step != self.version:
+                raise IntegrityError(f"step {step} cannot train on version {self.version}; restore first")
+            if not isinstance(said.order, LoadOrder):
+                check_adam(said.order)
         metrics = {metric.name: 0.0 for metric in LEARNER_METRICS}
         if isinstance(said.order, LoadOrder):
             self.version = -1
             engine = self._load_saved(said.order, step + 1)
         else:
-            try:
-                check_adam(said.order)
-                if calls.digests != list(said.digests[: len(calls.digests)]):
-                    calls.drop()
-                held = len(calls.digests)
-                for call, digest in zip(said.calls[held:], said.digests[held:], strict=True):
-                    calls.add(call, digest, answer=False)
-            except ContractError as error:
-                raise IntegrityError(f"the step file of step {step} cannot be trained on: {error}") from error
+            if calls.digests != list(said.digests[: len(calls.digests)]):
+                calls.drop()
+            held = len(calls.digests)
+            for call, digest in zip(said.calls[held:], said.digests[held:], strict=True):
+                calls.add(call, digest, answer=False)
             # Until the update is done the engine stands between two versions.
             self.version = -1
             try:
                 sums = calls.close()
                 metrics |= _client_metrics(sums, engine.step_with(said.order))
             except RuntimeError as error:  # torch's word for numbers beyond float32, and for no memory
+                if ranks.world > 1:  # perhaps on this one alone, and the others wait for it
+                    raise
                 words = " ".join(str(error).split())[:200]
                 raise IntegrityError(f"{said.order} cannot be applied: {words}") from error
             metrics["learning_rate"] = said.order.learning_rate
         self.version = step + 1
         metrics["train_s"] = time.perf_counter() - begun
-        exactness = exact_on(device_name(), 1)
+        exactness = exact_on(device_name(), ranks.world)
         exactness = "" if exactness == exact_on(CPU, 1) else exactness
         loaded = isinstance(said.order, LoadOrder)
         return TrainedStep(self.version, engine.weights(), metrics, {}, exactness, loaded)
@@ -201,45 +211,72 @@ class Trainer(Training):
     def _load_saved(self, order: LoadOrder, version: int) -> DeepSpeedEngine:
         """Hold saved weights in a new engine, whose optimizer has no moments but the saved ones.
 
-        Where they were given up since, the run's own checkpoint of the version that they made has both.
-
         Raises:
-            IntegrityError: when they are not there, or not those that were saved.
+            IntegrityError: when they are not there, or of other ranks or another model.
+        """
+        ranks, optimizer = self.ranks, order.optimizer
+        folder: Path | None = None
+        with ranks.together():
+            if ranks.rank == 0:  # which has the key that they were signed with
+                folder, optimizer = self._find_saved(order, version)
+                if (made := checkpoint_ranks(folder)) != ranks.world:
+                    raise IntegrityError(
+                        f"the weights {order.source.path} were saved by {made} ranks, but learner.ranks is "
+                        f"{ranks.world}; load them with learner.ranks={made}"
+                    )
+        folder, optimizer = self._everywhere(folder), ranks.share(bytes([optimizer])) == b"\1"
+        self._drop()
+        engine = self._make()
+        with ranks.together():
+            try:
+                engine.load(folder, optimizer)
+            except RuntimeError as error:  # torch's word for tensors of other shapes, on all ranks alike
+                if ranks.world > 1 and isinstance(error, torch.OutOfMemoryError):
+                    raise
+                words = " ".join(str(error).split())[:200]
+                raise IntegrityError(
+                    f"the weights {order.source.path} are of another model: {words}"
+                ) from error
+        return engine
+
+    def _find_saved(self, order: LoadOrder, version: int) -> tuple[Path, bool]:
+        """Return the checkpoint to load, and whether with its optimizer.
+
+        Where that was given up since, the run's own checkpoint of the version that it made has both.
         """
         if self._saved is None:
             raise IntegrityError(
                 f"the weights {order.source.path} are not here; bring the folder of that run"
             )
-        optimizer = order.optimizer
         try:
-            folder = self._saved.weights_of(order.source)
+            return self._saved.weights_of(order.source), order.optimizer
         except IntegrityError:
             if self._checkpoints.newest_sound(version) != version:
                 raise
-            folder, optimizer = self._checkpoints.folder(version), True
-        self._drop()
-        engine = self._make()
-        try:
-            engine.load(folder, optimizer)
-        except RuntimeError as error:  # torch's word for tensors of other shapes
-            words = " ".join(str(error).split())[:200]
-            raise IntegrityError(f"the weights {order.source.path} are of another model: {words}") from error
-        found = engine.weights().digest()
+            return self._checkpoints.folder(version), True
+
+    def _check_loaded(self, trained: TrainedStep, order: LoadOrder) -> None:
+        """Check that what was loaded is what was saved, on rank 0: the others follow its reading."""
+        found = trained.weights.digest()
         if found != order.digest:
+            self.version = -1
             raise IntegrityError(
                 f"the weights {order.source.path} are {found[:12]}, but {order.digest[:12]} were to be "
                 "loaded; they were saved again since, or are of another model"
             )
-        return engine
 
     def train(self, step: int, payload: bytes) -> TrainedStep:
-        if is_client_step(payload):
-            return self._train_client(step, payload)
-        if self._calls is not None:
-            self._calls.drop()  # a step that was skipped has a batch without rows
         self.ranks.order(Order.TRAIN, step, digest_bytes(payload))
-        with self.ranks.running():
-            return self._train(step, lambda: payload)
+        try:
+            with self.ranks.running():
+                trained = self._train_on(step, lambda: payload)
+        except ContractError as error:
+            if not is_client_step(payload):
+                raise
+            raise IntegrityError(f"the step file of step {step} cannot be trained on: {error}") from error
+        if trained.loaded and isinstance(order := decode_step(payload).order, LoadOrder):
+            self._check_loaded(trained, order)
+        return trained
 
     def follow(self, batch: Callable[[str], bytes]) -> None:
         """Do what rank 0 orders, until it orders to stop; `batch` returns the bytes of a digest."""
@@ -249,15 +286,19 @@ class Trainer(Training):
             try:
                 with self.ranks.running():
                     if order is Order.START:
-                        self.begin(number if number >= 0 else None)
+                        self._begin_again(number if number >= 0 else None)
                     elif order is Order.TRAIN:
-                        self._train(number, partial(batch, given.digest))
+                        self._train_on(number, partial(batch, given.digest))
+                    elif order is Order.CALL:
+                        self._call(decode_call(self.ranks.share()), given.digest)
+                    elif order is Order.DROP:
+                        self._accumulation().drop()
                     elif order is Order.READ:
                         self._held().gather()
                     elif order is Order.SCORE:
                         self._mean_logprob(partial(batch, given.digest))
                     elif order is Order.SAVE:
-                        self._save(self._checkpoints.incoming(number))
+                        self._save()
                     else:
                         self._drop()
                         self.ranks.close()
@@ -265,14 +306,22 @@ class Trainer(Training):
             except AntiphonError as error:
                 _log.warning("order.refused", order=order.name, reason=str(error))  # by all ranks
 
-    def _train(self, step: int, read: Callable[[], bytes]) -> TrainedStep:
+    def _train_on(self, step: int, read: Callable[[], bytes]) -> TrainedStep:
+        with self.ranks.together():
+            payload = read()
+        if is_client_step(payload):
+            return self._train_client(step, payload)
+        if self._calls is not None:
+            self._calls.drop()  # a step that was skipped has a batch without rows
+        return self._train(step, payload)
+
+    def _train(self, step: int, payload: bytes) -> TrainedStep:
         algorithm, ranks, progress = self._config.algorithm, self.ranks, self.progress
         begun = time.perf_counter()
         with ranks.together():
             engine = self._held()
             if step != self.version:
                 raise IntegrityError(f"step {step} cannot train on version {self.version}; restore first")
-            payload = read()
             (rows, left_out), recomputed = read_batch(payload), is_recomputed(payload)
             trained = [row for row in rows if not row.failure]
             if algorithm.truncated_completions != "train":
@@ -381,6 +430,11 @@ class Trainer(Training):
         return sum(float(one[0]) for one in every) / packing.completion_tokens
 
     def save(self) -> int:
+        return self.save_to(self._checkpoints)
+
+    def save_to(self, checkpoints: CheckpointStore) -> int:
+        """Save as `save`, elsewhere."""
+
         def save(folder: Path) -> dict[str, str]:
             self.progress.counting("byte", lambda: _bytes_in(folder))
             (folder / _WORLD).write_text(json.dumps({"ranks": self.ranks.world, "plan": PLAN_VERSION}))
@@ -389,10 +443,11 @@ class Trainer(Training):
                 return self._save(folder)
 
         self._held()
-        self._checkpoints.write(self.version, save)
+        checkpoints.write(self.version, save)
         return self.version
 
-    def _save(self, folder: Path) -> dict[str, str]:
+    def _save(self, folder: Path | None = None) -> dict[str, str]:
+        folder = self._everywhere(folder)
         state = {
             "version": self.version,
             "config_digest": config_digest(self._config),
@@ -400,18 +455,18 @@ class Trainer(Training):
         }
         return self._held().save(folder, state, self.progress.add)
 
-    def _check_world(self, version: int) -> None:
+    def _check_world(self, version: int, folder: Path) -> None:
         """Check that a checkpoint is of as many ranks: each has the optimizer's state of its own part."""
-        ranks = checkpoint_ranks(self._checkpoints.folder(version))
+        ranks = checkpoint_ranks(folder)
         if ranks != self.ranks.world:
             raise ConfigError(
                 f"the checkpoint of version {version} was made by {ranks} ranks, but learner.ranks is "
                 f"{self.ranks.world}; continue with learner.ranks={ranks}, or start a new run"
             )
 
-    def _load(self, version: int) -> None:
+    def _load(self, version: int, folder: Path) -> None:
         engine = self._held()
-        state = engine.load(self._checkpoints.folder(version))
+        state = engine.load(folder)
         wanted = config_digest(self._config)
         with self.ranks.together():
             if state["config_digest"] != wanted:

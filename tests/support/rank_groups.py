@@ -10,6 +10,7 @@ from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.services.learner.deepspeed_engine import pin_numerics
 from antiphon.services.learner.ranks.followers import Followers
+from antiphon.services.learner.saved import SavedFolder
 from antiphon.services.learner.step import Trainer
 from antiphon.services.learner.training import TrainedStep
 
@@ -25,7 +26,8 @@ class RankGroup:
         checkpoints = CheckpointStore(self._folder / "checkpoints", 10)
         pin_numerics(self._config.learner.threads)
         self._followers = Followers(self._config, checkpoints.root, self._store.root)
-        self.trainer = Trainer(self._config, checkpoints)
+        self.saved = SavedFolder(self._folder)
+        self.trainer = Trainer(self._config, checkpoints, saved=self.saved)
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -40,6 +42,8 @@ class RankGroup:
         return list(self._followers.processes)
 
     def train(self, step: int, rows: list[BatchRow]) -> TrainedStep:
-        payload = encode_batch(rows)
+        return self.train_on(step, encode_batch(rows))
+
+    def train_on(self, step: int, payload: bytes) -> TrainedStep:
         self._store.put(payload)
         return self.trainer.train(step, payload)

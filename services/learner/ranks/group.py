@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
+import torch
 
 from antiphon.core.config import RunConfig
 from antiphon.services.ranks import group
@@ -25,6 +26,10 @@ class Order(IntEnum):
     STOP = 5
     SCORE = 6
     """Compute the log-probabilities of rows that nothing is learned from."""
+    CALL = 7
+    """Do a client's call, whose bytes follow."""
+    DROP = 8
+    """Forget the calls that are held."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +40,7 @@ class Ordered:
     number: int
     """The step of TRAIN, the version of START, SAVE and SCORE."""
     digest: str
-    """Of the batch; zeros for other orders."""
+    """Of the batch or call; zeros for other orders."""
 
 
 class Ranks(group.Ranks):
@@ -55,6 +60,15 @@ class Ranks(group.Ranks):
             message = self.broadcast(message_of())
         order = Order(int(message[0]))
         return Ordered(order, int(message[1]), message[2:6].numpy().tobytes().hex())
+
+    def share(self, own: bytes = b"") -> bytes:
+        """Return the bytes of rank 0, at least one, on all ranks; each rank calls it."""
+        if self.world == 1:
+            return own
+        length = int(self.broadcast(message_of(len(own)))[0])
+        data = bytearray(own if self.rank == 0 else length)
+        self.broadcast(torch.frombuffer(data, dtype=torch.uint8))  # into the same memory
+        return bytes(data)
 
     def close(self) -> None:
         """Leave the group, after STOP; no engine may be left, and each rank calls it."""

@@ -239,7 +239,7 @@ class Replayer:
         version, checkpoints = self._nearest(step + 1)
         if version != step + 1:
             return None
-        held = trainer.begin_from(checkpoints, version)
+        held = trainer.begin(version, checkpoints)
         return replace(held, metrics={metric.name: 0.0 for metric in LEARNER_METRICS})
 
     def _nearest(self, first: int) -> tuple[int, CheckpointStore]:

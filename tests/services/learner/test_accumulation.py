@@ -1,5 +1,6 @@
 """Which micro-batches a stream of data makes, on an engine that only writes them down."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,12 @@ from hypothesis import strategies as st
 
 from antiphon.core.client_records import Datum, TrainingCall
 from antiphon.core.digests import digest_bytes
-from antiphon.core.errors import IntegrityError
+from antiphon.core.errors import AntiphonError, IntegrityError
 from antiphon.lineage.client_steps import encode_call
 from antiphon.services.learner.accumulation import Accumulation
 from antiphon.services.learner.client_losses import ClientBatch
 from antiphon.services.learner.progress import ProgressCounter
+from antiphon.services.learner.ranks.group import ALONE, Ranks
 from tests.support.client_calls import VOCABULARY, client_config, make_data
 
 pytestmark = pytest.mark.engine
@@ -56,9 +58,21 @@ class WritingEngine:
         self.made.clear()
 
 
-def accumulation(engine: WritingEngine) -> Accumulation:
+class Unheard(Ranks):
+    """One of several ranks, which the others hear nothing of: no decision depends on them."""
+
+    def agree(self, problem: AntiphonError | None) -> None:
+        if problem is not None:
+            raise problem
+
+    def collect(self, own: np.ndarray[Any, Any], lengths: Sequence[int]) -> list[np.ndarray[Any, Any]]:
+        assert own.size == lengths[self.rank] and len(lengths) == self.world
+        return []
+
+
+def accumulation(engine: WritingEngine, ranks: Ranks = ALONE) -> Accumulation:
     config = client_config("model", learner__micro_batch_tokens=BUDGET)  # type: ignore[arg-type]
-    return Accumulation(config, engine, ProgressCounter())  # type: ignore[arg-type]
+    return Accumulation(config, engine, ProgressCounter(), ranks)  # type: ignore[arg-type]
 
 
 def calls_of(stream: list[tuple[int, Datum]], cuts: set[int]) -> list[TrainingCall]:
@@ -102,6 +116,33 @@ def test_however_a_stream_is_cut_its_micro_batches_are_the_same(
     assert (sums.data, held.digests) == (len(stream), [])
     for _, _, (input_ids, *_) in engine.made:
         assert len(input_ids) <= BUDGET
+
+
+@given(
+    seed=st.integers(0, 99),
+    kinds=st.lists(st.integers(0, 2), max_size=25).map(sorted),
+    cuts=st.sets(st.integers(1, 24)),
+    world=st.integers(1, 4),
+)
+def test_ranks_deal_the_micro_batches_of_a_stream_in_its_order_and_none_waits_for_ever(
+    seed: int, kinds: list[int], cuts: set[int], world: int
+) -> None:
+    calls = calls_of(list(zip(kinds, make_data(seed, len(kinds), "ppo"), strict=True)), cuts)
+    engines = [WritingEngine() for _ in range(world + 1)]
+    alone = accumulation(engines[-1])
+    every = [accumulation(engine, Unheard(rank, world)) for rank, engine in enumerate(engines[:-1])]
+    for one in (alone, *every):
+        for call in calls:
+            one.forward(call)
+            one.add(call, digest_bytes(encode_call(call)))
+        assert one.close().micro_batches == (len(engines[-1].made) if kinds else 0)
+    assert len({engine.passes for engine in engines[:-1]}) == 1
+    rounds = zip(*(engine.made for engine in engines[:-1]), strict=True)
+    made = [one for dealt in rounds for one in dealt]
+    expected = engines[-1].made
+    assert made[: len(expected)] == expected and len(made) - len(expected) < world
+    for loss, _, (*_, weight) in made[len(expected) :]:
+        assert loss == "cross_entropy" and not np.any(weight)
 
 
 @pytest.mark.parametrize("error", [IntegrityError("the loss is nan"), RuntimeError("no memory: nan")])

@@ -19,7 +19,7 @@ from antiphon.core.client_records import (
     TrainingCall,
 )
 from antiphon.core.digests import digest_bytes
-from antiphon.core.errors import ConfigError, ContractError, IntegrityError
+from antiphon.core.errors import ContractError, IntegrityError
 from antiphon.lineage.client_steps import encode_call, encode_step
 from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.services.learner.deepspeed_engine import pin_numerics
@@ -270,11 +270,6 @@ def test_saved_weights_are_loaded_with_and_without_their_optimizer(
         second.train(4, encode_step([], LoadOrder(SavedWeights("first", "weights", "b"), True, kept)))
     folder.drop("weights", "a")
     assert folder.note("weights", "a") is None
-
-
-def test_several_ranks_are_refused_before_anything_starts(model: Path) -> None:
-    with pytest.raises(ConfigError, match=r"learner.ranks cannot act so with environment.name=client"):
-        client_config(model, learner__ranks=2)
 
 
 @pytest.mark.parametrize("loss", ["ppo", "gspo", "cispo"])
