@@ -142,8 +142,11 @@ class Door:
         self._name = re.sub(r"[^A-Za-z0-9._-]", "-", name)[:32]
         self._tasks, self._clock = tasks, clock
         self.sessions = {one.id: one for one in map(Session.model_validate_json, journal.things("session"))}
-        self.models = {one.id: one for one in map(Model.model_validate_json, journal.things("model"))}
-        self.samplers = {one.id: one for one in map(Sampler.model_validate_json, journal.things("sampler"))}
+        models = map(Model.model_validate_json, journal.things("model"))
+        samplers = map(Sampler.model_validate_json, journal.things("sampler"))
+        # A full disk may have kept what was to go with a session.
+        self.models = {one.id: one for one in models if one.session in self.sessions}
+        self.samplers = {one.id: one for one in samplers if one.session in self.sessions}
         self._lines = {name: _Line(clock()) for name in self.models}
         self.futures = Futures(journal, self._begin)
         """What was asked, and what came of it."""
@@ -298,21 +301,18 @@ class Door:
         after it was finished or after `SILENT_S`; and its models once their runs are removed from the home.
         """
         for sampler in list(self.samplers.values()):
-            path = sampler.path
-            if (
-                sampler.ended is None
-                and path is not None
-                and path not in stay
-                and self._runs.find(saved_at(path)) is None
-            ):
-                await self._end(sampler)
-            ended_s = 0.0 if sampler.ended is None else wall_clock() - sampler.ended
-            if ended_s > self._config.door.future_ttl_s or self._over(sampler.session):
-                if sampler.kept:
+            path, over = sampler.path, self._over(sampler.session)
+            lost = path is not None and path not in stay and self._runs.find(saved_at(path)) is None
+            try:
+                if sampler.ended is None and (over or lost):
                     await self._end(sampler)
-                if not self.futures.of(sampler.id):
-                    del self.samplers[sampler.id]
-                    self._journal.note(kept.remove("sampler", sampler.id))
+            except UnavailableError as error:  # others may go nevertheless
+                _log.warning("sampler.stays", sampler=sampler.id, error=str(error))
+                continue
+            past = sampler.ended is not None and wall_clock() - sampler.ended > self._config.door.future_ttl_s
+            if (over or past) and not self.futures.of(sampler.id):
+                del self.samplers[sampler.id]
+                self._journal.note(kept.remove("sampler", sampler.id))
         runs = {*await asyncio.to_thread(self._runs.runs)}
         for model in [one for one in self.models.values() if self._over(one.session)]:
             line = self._lines[model.id]
@@ -327,13 +327,14 @@ class Door:
                 self._journal.note(kept.remove("model", model.id))
         needed = {one.session for one in (*self.samplers.values(), *self.models.values())}
         for name in [one for one in self.sessions if one not in needed and self._over(one)]:
-            del self.sessions[name], self._beats[name]
+            del self.sessions[name], self._beats[name], self._busy[name]
             self._silent.discard(name)
             self._journal.note(kept.remove("session", name))
         for run_id in list(self._users):
             self._users[run_id] &= self.sessions.keys()
             if not self._users[run_id] and run_id not in self._open:
                 del self._users[run_id]
+                self._kept.pop(run_id, None)
 
     def _over(self, session: str) -> bool:
         """Return whether nobody is expected to go on with a session."""
@@ -853,7 +854,7 @@ class Door:
         """Give up what is kept for a sampler."""
         if sampler.kept:
             await self._drop(SavedWeights(sampler.run_id, "sampler_weights", sampler.kept))
-            del self._kept[sampler.run_id][sampler.id]
+            self._kept[sampler.run_id].pop(sampler.id, None)
         sampler.kept, sampler.ended = "", wall_clock()
         await self._journal.write(kept.keep("sampler", sampler.id, _bytes(sampler)))
 
