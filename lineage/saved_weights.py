@@ -1,7 +1,7 @@
 """Saved weights: which versions clients of the door keep, under which names.
 
 `RUN_DIR/saved/KIND/NAME/saved.json` says which version a name stands for, and until when; the learner of a
-run writes it, last. Of a run whose services are down, whoever holds its lock can drop what is saved.
+run writes it, last. Of a run whose services are down, the holder of its lock can drop what is saved.
 """
 
 import re
