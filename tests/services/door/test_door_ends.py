@@ -1,4 +1,4 @@
-"""What the door keeps has an end: weights whose time is over, samplers without any, sessions that are over."""
+"""What the door keeps has an end: expired weights, samplers without weights, sessions that are over."""
 
 import asyncio
 import sqlite3
