@@ -325,7 +325,7 @@ class Door:
             if model.run_id not in runs and not self.futures.of(model.id):
                 del self.models[model.id], self._lines[model.id]
                 self._journal.note(kept.remove("model", model.id))
-        needed = {one.session for one in (*self.samplers.values(), *self.models.values())}
+        needed = {a.session for a in self.samplers.values()} | {a.session for a in self.models.values()}
         for name in [one for one in self.sessions if one not in needed and self._over(one)]:
             del self.sessions[name], self._beats[name], self._busy[name]
             self._silent.discard(name)
