@@ -123,9 +123,6 @@ class ClientRun(Protocol):
             UnavailableError: when the disk is full; nothing is left then.
         """
 
-    async def drop(self, saved: SavedWeights) -> None:
-        """Give up saved weights; unknown ones are ignored."""
-
 
 class ClientRuns(Protocol):
     """The client-driven runs of one home and one configuration."""
@@ -153,3 +150,15 @@ class ClientRuns(Protocol):
 
     def saved(self, run_id: str | None = None) -> Sequence[SavedVersion]:
         """Return what is saved, of one run or of all, oldest first."""
+
+    def find(self, saved: SavedWeights) -> SavedVersion | None:
+        """Return what is known of saved weights, or None."""
+
+    async def drop(self, saved: SavedWeights) -> None:
+        """Give up saved weights, whether the services of their run are up or not; unknown ones are ignored.
+
+        A snapshot that was kept for them goes when the run's learner looks the next time.
+
+        Raises:
+            UnavailableError: when another process has the run; ask again later.
+        """

@@ -112,7 +112,9 @@ class Learner(Protocol):
             IntegrityError: when its loss is no number.
         """
 
-    async def await_saved(self, kind: str, name: str, version: int, wait_s: float) -> SavedReply:
+    async def await_saved(
+        self, kind: str, name: str, version: int, wait_s: float, expires_at: float | None = None
+    ) -> SavedReply:
         """Keep a version under a name, in place of what had it.
 
         Args:
@@ -121,6 +123,7 @@ class Learner(Protocol):
             name: of the folder in RUN_DIR/saved/KIND.
             version: as above.
             wait_s: as for other calls.
+            expires_at: when its time is over, Unix seconds; noted, and for others to act upon.
 
         Raises:
             ContractError: when the run is not driven by a client, there can be no such kind or name, or the

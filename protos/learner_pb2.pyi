@@ -93,16 +93,18 @@ class CallReply(_message.Message):
     def __init__(self, progress: _Optional[_Union[LearnerProgress, _Mapping]] = ..., held: _Optional[int] = ..., done: _Optional[bool] = ...) -> None: ...
 
 class AwaitSavedRequest(_message.Message):
-    __slots__ = ("kind", "name", "version", "wait_s")
+    __slots__ = ("kind", "name", "version", "wait_s", "expires_at")
     KIND_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
     kind: str
     name: str
     version: int
     wait_s: float
-    def __init__(self, kind: _Optional[str] = ..., name: _Optional[str] = ..., version: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
+    expires_at: float
+    def __init__(self, kind: _Optional[str] = ..., name: _Optional[str] = ..., version: _Optional[int] = ..., wait_s: _Optional[float] = ..., expires_at: _Optional[float] = ...) -> None: ...
 
 class SavedReply(_message.Message):
     __slots__ = ("progress", "digest", "bytes")

@@ -16,7 +16,6 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 import structlog
-from pydantic import TypeAdapter
 
 from antiphon.api.client_run import ClientRun, ClientRuns, ModelInfo, ModelOrder, SavedVersion
 from antiphon.api.learner import CallReply, SavedReply, StepResult
@@ -39,7 +38,15 @@ from antiphon.core.errors import ConfigError, ContractError, IntegrityError, Una
 from antiphon.core.records import SnapshotManifest, StepCommit, Trajectory
 from antiphon.core.status import LearnerProgress
 from antiphon.lineage.client_steps import decode_result, encode_call, encode_step
-from antiphon.lineage.saved_weights import MODEL, find_saved, note_saved, saved_of
+from antiphon.lineage.saved_weights import (
+    MODEL,
+    drop_saved,
+    find_saved,
+    order_of,
+    read_saved,
+    saved_of,
+    write_order,
+)
 from antiphon.lineage.starts import FILE as STARTS
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.models.codec import resolve_model_path
@@ -64,7 +71,6 @@ MODULES = {
 """What `ModelOrder.targets` are called in a model, by the last part of a module's name."""
 
 _T = TypeVar("_T")
-_order = TypeAdapter(ModelOrder)
 _log = structlog.get_logger(__name__)
 
 
@@ -78,7 +84,7 @@ class LiveClientRun(ClientRun):
         self._store = ArtifactStore(run.store_root)
         self._calls = run.run_dir / CALLS
         self._calls.mkdir(exist_ok=True)
-        self._turn, self._noting = asyncio.Lock(), asyncio.Lock()
+        self._turn = asyncio.Lock()
         self.left = False
         """Whether its services are stopped: callers that still hold it open the run again."""
 
@@ -170,26 +176,19 @@ class LiveClientRun(ClientRun):
         await self._step(step, await asyncio.to_thread(encode_step, (), order), 0, 0)
 
     async def save(self, saved: SavedWeights, ttl_s: float | None) -> SavedVersion:
-        version = self._version
+        expires = None if ttl_s is None else wall_clock() + ttl_s
+        asked = (saved.kind, saved.name, self._version, POLL_S, expires)
 
         async def ask() -> tuple[LearnerProgress, SavedReply | None]:
-            reply = await self._run.learner.await_saved(saved.kind, saved.name, version, POLL_S)
+            reply = await self._run.learner.await_saved(*asked)
             return reply.progress, None if reply.digest is None else reply
 
-        reply = await self._poll(f"save {saved.name}", ask)
-        now = wall_clock()
-        expires = None if ttl_s is None else now + ttl_s
-        digest = reply.digest or ""
-        made = SavedVersion(saved, version, digest, reply.bytes, now, expires, self._order)
-        async with self._noting:
-            await asyncio.to_thread(note_saved, self._run.run_dir, [*self._others(saved), made])
-        return made
+        await self._poll(f"save {saved.name}", ask)
+        return await asyncio.to_thread(find_saved, self._run.home, saved)
 
     async def drop(self, saved: SavedWeights) -> None:
+        """Have the learner give up saved weights."""
         dropping = partial(self._run.learner.drop_saved, saved.kind, saved.name)
-        # First the list: what a killed process leaves of the files is no harm.
-        async with self._noting:
-            await asyncio.to_thread(note_saved, self._run.run_dir, self._others(saved))
         await self._reach("learner.drop_saved", dropping)
 
     async def _step(self, step: int, payload: bytes, rows: int, tokens: int) -> dict[str, float]:
@@ -257,9 +256,6 @@ class LiveClientRun(ClientRun):
         for path in self._calls.iterdir():
             path.unlink(missing_ok=True)
 
-    def _others(self, saved: SavedWeights) -> list[SavedVersion]:
-        return [one for one in saved_of(self._run.run_dir) if one.saved != saved]
-
     async def _reach(self, what: str, attempt: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
         return await self._asked(self._run.stages.reach(what, attempt))
 
@@ -314,7 +310,7 @@ class HomeClientRuns(ClientRuns):
             await asyncio.to_thread(directory.create, place, config)
             if place.resumed:
                 write_atomically(folder / "config.yaml", dump_config(config).encode())
-            write_atomically(folder / MODEL, _order.dump_json(order))
+            write_order(folder, order)
         elif known and order_of(folder) != order:
             raise ContractError(f"model {run_id} was created with other settings; give it another name")
         return await self.open(run_id)
@@ -361,9 +357,26 @@ class HomeClientRuns(ClientRuns):
 
     def saved(self, run_id: str | None = None) -> Sequence[SavedVersion]:
         runs = self.runs() if run_id is None else [run_id]
-        return sorted(
-            (one for run in runs for one in saved_of(self._home / "runs" / run)), key=lambda o: o.at
-        )
+        found = (one for run in runs for one in saved_of(self._home / "runs" / run))
+        return sorted(found, key=lambda one: one.at)
+
+    def find(self, saved: SavedWeights) -> SavedVersion | None:
+        return read_saved(self._home / "runs" / saved.run_id, saved)
+
+    async def drop(self, saved: SavedWeights) -> None:
+        if (place := self._places.get(saved.run_id)) is not None:
+            async with place.lock:
+                run = place.run
+            if run is not None:
+                return await run.drop(saved)
+        folder = self._home / "runs" / saved.run_id
+        if not folder.exists():
+            return None
+        try:
+            with directory.lock(folder):  # its learner is down: nothing else writes there
+                return await asyncio.to_thread(drop_saved, folder, saved.kind, saved.name)
+        except ConfigError as error:  # it is about to begin or to end, or another process has it
+            raise UnavailableError(str(error)) from error
 
     async def _enter(self, run_id: str, folder: Path, place: _Place) -> LiveClientRun:
         config = load_config(folder / "config.yaml")
@@ -472,8 +485,3 @@ def info_of(config: RunConfig, run_id: str, order: ModelOrder) -> ModelInfo:
         architecture=str(said.get("model_type", "")),
         tokenizer=str(folder.absolute()),
     )
-
-
-def order_of(folder: Path) -> ModelOrder:
-    """Return what the client asked for that created the run of a folder."""
-    return _order.validate_json((folder / MODEL).read_bytes())

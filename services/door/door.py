@@ -9,7 +9,7 @@ import asyncio
 import json
 import re
 import secrets
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -43,7 +43,9 @@ POLL_S = 20.0
 TICK_S = 2.0
 """Pause between two looks at what is silent or expired."""
 EXPIRY_S = 60.0
-"""Pause between two looks at weights whose time is over."""
+"""Pause between two looks at what is over: weights, samplers, sessions."""
+SILENT_S = 7 * 86400.0
+"""Silence after which a session that was not finished is over too."""
 MOST_WAITING = 1024
 """Requests for samples of one model that are taken in and not answered; the client keeps the others."""
 _EPHEMERAL = re.compile(r"session-\d+")
@@ -103,6 +105,8 @@ class Sampler(BaseModel):
     path: str | None = None
     kept: str = ""
     """Name by which the version's weights are kept for it."""
+    ended: float | None = None
+    """When its weights were given up, Unix seconds."""
 
 
 @dataclass(slots=True)
@@ -138,17 +142,20 @@ class Door:
         self._name = re.sub(r"[^A-Za-z0-9._-]", "-", name)[:32]
         self._tasks, self._clock = tasks, clock
         self.sessions = {one.id: one for one in map(Session.model_validate_json, journal.things("session"))}
-        self.models = {one.id: one for one in map(Model.model_validate_json, journal.things("model"))}
-        self.samplers = {one.id: one for one in map(Sampler.model_validate_json, journal.things("sampler"))}
+        models = map(Model.model_validate_json, journal.things("model"))
+        samplers = map(Sampler.model_validate_json, journal.things("sampler"))
+        # A full disk may have kept what was to go with a session.
+        self.models = {one.id: one for one in models if one.session in self.sessions}
+        self.samplers = {one.id: one for one in samplers if one.session in self.sessions}
         self._lines = {name: _Line(clock()) for name in self.models}
         self.futures = Futures(journal, self._begin)
         """What was asked, and what came of it."""
-        self._sampling: Counter[str] = Counter()
-        """Session -> requests that are not answered."""
+        self._busy: Counter[str] = Counter()
+        """Session -> requests for samples, and models, that are worked on."""
         self._queued: Counter[str] = Counter()
         """Model, by its run -> requests that are not answered."""
-        now = clock()
-        self._beats = {one.id: float("-inf") if one.finished else now for one in self.sessions.values()}
+        before = clock() - config.door.session_timeout_s
+        self._beats = {one.id: before if one.finished else clock() for one in self.sessions.values()}
         self._silent: set[str] = set()
         """Sessions that were not heard for door.session_timeout_s."""
         self._open: set[str] = set()
@@ -157,6 +164,14 @@ class Door:
         self._turns: dict[str, asyncio.Lock] = {}
         """Run -> held while it is opened or closed."""
         self._running: set[asyncio.Task[None]] = set()
+        self._users: defaultdict[str, set[str]] = defaultdict(set)
+        """Run -> sessions whose models or samplers it has."""
+        self._kept: defaultdict[str, dict[str, Sampler]] = defaultdict(dict)
+        """Run -> samplers for which weights are kept, by their ids."""
+        for one in self.models.values():
+            self._users[one.run_id].add(one.session)
+        for sampler in self.samplers.values():
+            self._note_sampler(sampler)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._tasks.create_task(work)
@@ -203,11 +218,14 @@ class Door:
         Raises:
             Unknown: when there is none.
         """
-        found = self.sessions.get(name)
-        if found is None or found.owner != owner:
+        if not self._owns(owner, name):
             raise Unknown(f"there is no session {name[:80]} of yours here; create one")
         self._beats[name] = self._clock()
-        return found
+        return self.sessions[name]
+
+    def _owns(self, owner: str, session: str) -> bool:
+        found = self.sessions.get(session)
+        return found is not None and found.owner == owner
 
     async def beat(self, owner: str, said: wire.OfSession) -> dict[str, Any]:
         """Hear that a client is there.
@@ -215,10 +233,10 @@ class Door:
         Raises:
             Gone: when its session is unknown, or was finished: the client beats no more.
         """
-        found = self.sessions.get(said.session_id)
-        if found is None or found.owner != owner or found.finished:
-            raise Gone(f"there is no session {said.session_id[:80]} any more; create one")
-        self._beats[found.id] = self._clock()
+        name = said.session_id
+        if not self._owns(owner, name) or self.sessions[name].finished:
+            raise Gone(f"there is no session {name[:80]} any more; create one")
+        self._beats[name] = self._clock()
         return {"type": "session_heartbeat"}
 
     async def finish(self, owner: str, id: str) -> dict[str, Any]:
@@ -226,7 +244,7 @@ class Door:
         session = self.session(owner, id)
         session.finished = True
         await self._journal.write(kept.keep("session", id, _bytes(session)))
-        self._beats[id] = float("-inf")
+        self._beats[id] = self._clock() - self._config.door.session_timeout_s
         return {}
 
     async def list_sessions(self, owner: str) -> dict[str, Any]:
@@ -254,22 +272,79 @@ class Door:
                 await self._close_silent()
                 if self._clock() - looked > EXPIRY_S:
                     looked = self._clock()
-                    await self._drop_expired()
+                    await self._forget(await self._drop_expired())
             except (AntiphonError, OSError) as error:  # the next look tries again
                 _log.warning("door.look", error=str(error))
 
-    async def _drop_expired(self) -> None:
-        if not self._open:
-            return
+    async def _drop_expired(self) -> set[str]:
+        """Give up weights whose time is over; return the paths of those that stay."""
+        stay = set()
         for one in await asyncio.to_thread(self._runs.saved):
-            if (
-                one.expires_at is not None
-                and one.expires_at < wall_clock()
-                and one.saved.run_id in self._open
-            ):
-                run = await self._run(one.saved.run_id)
-                await run.drop(one.saved)
+            if one.expires_at is None or one.expires_at >= wall_clock():
+                stay.add(one.saved.path)
+                continue
+            try:
+                await self._drop(one.saved)
                 _log.info("weights.expired", path=one.saved.path)
+            except UnavailableError as error:  # others may go nevertheless
+                _log.warning("weights.stay", path=one.saved.path, error=str(error))
+        return stay
+
+    async def _drop(self, saved: SavedWeights) -> None:
+        async with self._turns.setdefault(saved.run_id, asyncio.Lock()):
+            await self._runs.drop(saved)
+
+    async def _forget(self, stay: set[str]) -> None:
+        """Forget what is over, once the answers to it are forgotten; `stay` are the paths of saved weights.
+
+        That is a sampler without weights after door.future_ttl_s; a session, with its samplers, that time
+        after it was finished or after `SILENT_S`; and its models once their runs are removed from the home.
+        """
+        for sampler in list(self.samplers.values()):
+            path, over = sampler.path, self._over(sampler.session)
+            lost = path is not None and path not in stay and self._runs.find(saved_at(path)) is None
+            try:
+                if sampler.ended is None and (over or lost):
+                    await self._end(sampler)
+            except UnavailableError as error:  # others may go nevertheless
+                _log.warning("sampler.stays", sampler=sampler.id, error=str(error))
+                continue
+            past = sampler.ended is not None and wall_clock() - sampler.ended > self._config.door.future_ttl_s
+            if (over or past) and not self.futures.of(sampler.id):
+                del self.samplers[sampler.id]
+                self._journal.note(kept.remove("sampler", sampler.id))
+        runs = {*await asyncio.to_thread(self._runs.runs)}
+        for model in [one for one in self.models.values() if self._over(one.session)]:
+            line = self._lines[model.id]
+            line.held.clear()
+            line.calls.clear()
+            while line.waiting:  # for calls that never came
+                _, future = line.waiting.popitem()
+                await self.futures.answer(future, *error_of("the session of this call is over", "user"))
+                self.futures.tell(future)
+            if model.run_id not in runs and not self.futures.of(model.id):
+                del self.models[model.id], self._lines[model.id]
+                self._journal.note(kept.remove("model", model.id))
+        needed = {a.session for a in self.samplers.values()} | {a.session for a in self.models.values()}
+        for name in [one for one in self.sessions if one not in needed and self._over(one)]:
+            del self.sessions[name], self._beats[name], self._busy[name]
+            self._silent.discard(name)
+            self._journal.note(kept.remove("session", name))
+        for run_id in list(self._users):
+            self._users[run_id] &= self.sessions.keys()
+            if not self._users[run_id] and run_id not in self._open:
+                del self._users[run_id]
+                self._kept.pop(run_id, None)
+
+    def _over(self, session: str) -> bool:
+        """Return whether nobody is expected to go on with a session."""
+        ttl_s = self._config.door.future_ttl_s
+        silence_s = ttl_s if self.sessions[session].finished else max(ttl_s, SILENT_S)
+        return session in self._silent and self._silence(session) > silence_s
+
+    def _silence(self, session: str) -> float:
+        """Return for how many seconds a session was not heard."""
+        return self._clock() - self._beats[session]
 
     def _pass_gaps(self) -> None:
         """Give up numbers of calls that did not come for door.session_timeout_s while later ones wait.
@@ -291,22 +366,18 @@ class Door:
                 self._begin(line.waiting[model.next_seq])
 
     async def _close_silent(self) -> None:
-        now, patience_s = self._clock(), self._config.door.session_timeout_s
-        used: set[str] = set()
-        for name in self.sessions:
-            models = [one for one in self.models.values() if one.session == name]
-            samplers = [one for one in self.samplers.values() if one.session == name]
-            busy = self._sampling[name] > 0 or any(self._lines[one.id].busy for one in models)
-            if busy or now - self._beats[name] <= patience_s:
-                self._silent.discard(name)
-                used |= {one.run_id for one in models} | {one.run_id for one in samplers}
-            elif name not in self._silent:
-                self._silent.add(name)
-                own = {one.id for one in models} | {one.id for one in samplers}
-                for future in self.futures.all():  # nobody asks for them, as far as is known
-                    if future.of in own and future.form is not None and future.told_at is None:
-                        self.futures.tell(future)
-        for run_id in self._open - used:
+        silent = {
+            name
+            for name in self.sessions
+            if not self._busy[name] and self._silence(name) >= self._config.door.session_timeout_s
+        }
+        fresh, self._silent = silent - self._silent, silent
+        if fresh:
+            for future in self.futures.all():  # nobody asks for them, as far as is known
+                told = future.form is None or future.told_at is not None
+                if not told and _session(future.of) in fresh:
+                    self.futures.tell(future)
+        for run_id in [one for one in self._open if self._users[one] <= silent]:
             await self._close(run_id)
 
     async def _run(self, run_id: str, order: ModelOrder | None = None) -> ClientRun:
@@ -404,7 +475,7 @@ class Door:
     def model(self, owner: str, name: str) -> Model:
         """Return a model of this owner."""
         found = self.models.get(name)
-        if found is None or self.sessions[found.session].owner != owner:
+        if found is None or not self._owns(owner, found.session):
             raise Unknown(f"there is no model {name[:80]} of yours here; create it first")
         self._beats[found.session] = self._clock()
         return found
@@ -455,9 +526,11 @@ class Door:
         await self._journal.write(kept.keep("model", name, _bytes(made)))
         if name not in self.models:  # a repetition came meanwhile
             self.models[name], self._lines[name] = made, _Line(self._clock())
+            self._users[made.run_id].add(session.id)
 
     async def _work(self, model: Model, line: _Line) -> None:
         """Do the calls of a model, as long as the next one is there."""
+        self._busy[model.session] += 1
         while (future := line.waiting.get(model.next_seq)) is not None:
             body = self._journal.body(future.id)
             future.waiting_for = ""
@@ -466,6 +539,7 @@ class Door:
             model.next_seq += 1
             await self.futures.answer(future, form, said, kept.keep("model", model.id, _bytes(model)))
         line.busy = False
+        self._busy[model.session] -= 1
 
     async def _do(self, model: Model, line: _Line, future: Future, body: bytes) -> tuple[Form, bytes]:
         if line.lost:
@@ -483,14 +557,8 @@ class Door:
             case "optim_step":
                 adam = read_json(wire.Step, body).adam_params.record()
                 run = await self._run(model.run_id)
-                step = await self._step_of(future, run)
-                try:
+                async with self._stepping(model, line, future, run) as step:
                     metrics = await run.step(step, await self._calls(line, run, step), adam)
-                except (ContractError, IntegrityError):
-                    if run.version > step:  # it was skipped; before that its calls wait for another step
-                        self._stepped(model, line, future)
-                    raise
-                self._stepped(model, line, future)
                 return _json(type="optim_step", metrics=metrics)
             case "save_weights":
                 saving = read_json(wire.SaveWeights, body)
@@ -504,32 +572,32 @@ class Door:
         self, model: Model, line: _Line, future: Future, said: wire.LoadWeights
     ) -> tuple[Form, bytes]:
         found = self._find(self.sessions[model.session].owner, said.path)
-        if future.seq == 0:
-            order = replace(found.order, description=wire.text(model.metadata))
-            run = await self._run(model.run_id, order)
-        else:
-            run = await self._run(model.run_id)
-        step = await self._step_of(future, run)
-        try:
+        order = replace(found.order, description=wire.text(model.metadata)) if future.seq == 0 else None
+        run = await self._run(model.run_id, order)
+        async with self._stepping(model, line, future, run) as step:
             await run.load(step, found.saved, said.optimizer)
-        except (ContractError, IntegrityError):
-            if run.version > step:
-                self._stepped(model, line, future)
-            raise
-        self._stepped(model, line, future)
         return _json(type="load_weights", path=said.path, model_id=model.id)
 
-    async def _step_of(self, future: Future, run: ClientRun) -> int:
-        """Return which step a call makes; known before it is begun, so that it is made once."""
+    @asynccontextmanager
+    async def _stepping(
+        self, model: Model, line: _Line, future: Future, run: ClientRun
+    ) -> AsyncIterator[int]:
+        """Yield which step a call makes; known before it is begun, so that it is made once."""
         if future.step is None:
             await self._journal.write(kept.stepping(future.id, run.version))
             future.step = run.version
-        return future.step
-
-    def _stepped(self, model: Model, line: _Line, future: Future) -> None:
-        model.stepped_seq = future.seq
-        line.held.clear()
-        line.calls.clear()
+        made = False
+        try:
+            yield future.step
+            made = True
+        except (ContractError, IntegrityError):
+            made = run.version > future.step  # it was skipped; before that its calls wait for another step
+            raise
+        finally:
+            if made:
+                model.stepped_seq = future.seq
+                line.held.clear()
+                line.calls.clear()
 
     async def _forward_backward(
         self, model: Model, line: _Line, future: Future, said: pb.ForwardBackwardRequest
@@ -585,7 +653,7 @@ class Door:
 
     async def _save(self, model: Model, kind: Any, name: str, said: wire.SaveWeights) -> SavedVersion:
         run, saved = await self._run(model.run_id), SavedWeights(model.run_id, kind, name)
-        before = next((one for one in self._runs.saved(model.run_id) if one.saved == saved), None)
+        before = self._runs.find(saved)
         if said.path is not None and _EPHEMERAL.fullmatch(said.path):
             raise ContractError(f"{said.path} names weights of a sampling session; give another name")
         if before is not None and before.version != run.version and not said.overwrite:
@@ -593,7 +661,7 @@ class Door:
         return await run.save(saved, said.ttl_seconds)
 
     async def _save_for_sampler(self, model: Model, said: wire.SaveForSampler) -> tuple[Form, bytes]:
-        number, run = said.sampling_session_seq_id, await self._run(model.run_id)
+        number = said.sampling_session_seq_id
         if said.path is not None or number is None:
             if said.path is None:
                 raise ContractError("path and sampling_session_seq_id are both missing; give one")
@@ -612,20 +680,15 @@ class Door:
             kept=kept_as,
         )
         await self._add_sampler(made)
-        mine = [one for one in self.samplers.values() if one.kept and one.run_id == model.run_id]
-        asked = {one.of for one in self.futures.all() if one.form is None}
-        mine.sort(key=lambda one: int(one.kept.rpartition("-")[2]))
+        mine = sorted(self._kept[model.run_id].values(), key=lambda one: int(one.kept.rpartition("-")[2]))
         for old in mine[: -(self._config.door.max_staleness + 2)]:
-            if old.id in asked:
-                continue
-            await run.drop(SavedWeights(model.run_id, "sampler_weights", old.kept))
-            old.kept = ""
-            await self._journal.write(kept.keep("sampler", old.id, _bytes(old)))
+            if all(one.form is not None for one in self.futures.of(old.id)):
+                await self._end(old)
         return _json(type="save_weights_for_sampler", path=None, sampling_session_id=name)
 
     def _runs_of(self, owner: str) -> set[str]:
         """Return the runs whose saved weights an owner may see."""
-        own = {one.run_id for one in self.models.values() if self.sessions[one.session].owner == owner}
+        own = {one.run_id for one in self.models.values() if self._owns(owner, one.session)}
         return {*self._runs.runs()} if owner == HERE else own & {*self._runs.runs()}
 
     def _find(self, owner: str, path: str) -> SavedVersion:
@@ -634,12 +697,11 @@ class Door:
         Raises:
             ContractError: when nothing of this owner is.
         """
-        run_id = saved_at(path).run_id
-        found = self._runs.saved(run_id) if run_id in self._runs_of(owner) else ()
-        for one in found:
-            if one.saved.path == path:
-                return one
-        raise ContractError(f"{path[:120]} is not here; list the checkpoints that are")
+        saved = saved_at(path)
+        found = self._runs.find(saved) if saved.run_id in self._runs_of(owner) else None
+        if found is None:
+            raise ContractError(f"{path[:120]} is not here; list the checkpoints that are")
+        return found
 
     async def weights_info(self, owner: str, said: wire.WeightsInfo) -> dict[str, Any]:
         """Return what a client is told of saved weights."""
@@ -687,7 +749,7 @@ class Door:
                 "user_metadata": wire.text(one.metadata),
             }
             for one in self.models.values()
-            if self.sessions[one.session].owner == owner
+            if self._owns(owner, one.session)
         ]
         return {"training_runs": found, **_all(found)}
 
@@ -703,14 +765,13 @@ class Door:
         """Give up saved weights of this owner."""
         run_id = (await self.training_run(owner, id))["training_run_id"]
         found = self._find(owner, f"tinker://{run_id}/{checkpoint}")
-        await (await self._run(run_id)).drop(found.saved)
+        await self._drop(found.saved)
         return {}
 
     async def retrieve(self, owner: str, name: str) -> tuple[Form, bytes] | Future:
         """Return the answer to a call of this owner; as `Futures.retrieve`."""
         future = self.futures.find(name)
-        of = None if future is None else self.models.get(future.of) or self.samplers.get(future.of)
-        if of is not None and self.sessions[of.session].owner != owner:
+        if future is not None and future.of and not self._owns(owner, _session(future.of)):
             raise Gone(f"there is no answer to {name[:80]} here any more; ask again")
         return await self.futures.retrieve(name)
 
@@ -735,7 +796,7 @@ class Door:
     def sampler(self, owner: str, name: str) -> Sampler:
         """Return a sampler of this owner."""
         found = self.samplers.get(name)
-        if found is None or self.sessions[found.session].owner != owner:
+        if found is None or not self._owns(owner, found.session):
             raise Unknown(f"there is no sampling session {name[:80]} of yours here; create one")
         self._beats[found.session] = self._clock()
         return found
@@ -780,15 +841,30 @@ class Door:
 
     async def _add_sampler(self, made: Sampler) -> None:
         self.samplers[made.id] = made
+        self._note_sampler(made)
         await self._journal.write(kept.keep("sampler", made.id, _bytes(made)))
 
+    def _note_sampler(self, made: Sampler) -> None:
+        if made.run_id:
+            self._users[made.run_id].add(made.session)
+        if made.kept:
+            self._kept[made.run_id][made.id] = made
+
+    async def _end(self, sampler: Sampler) -> None:
+        """Give up what is kept for a sampler."""
+        if sampler.kept:
+            await self._drop(SavedWeights(sampler.run_id, "sampler_weights", sampler.kept))
+            self._kept[sampler.run_id].pop(sampler.id, None)
+        sampler.kept, sampler.ended = "", wall_clock()
+        await self._journal.write(kept.keep("sampler", sampler.id, _bytes(sampler)))
+
     async def _sample(self, future: Future, session: str, queue: str) -> None:
-        self._sampling[session] += 1
+        self._busy[session] += 1
         self._queued[queue] += 1
         said = read_json(wire.Sample, self._journal.body(future.id))
         form, answer = await self._tried(future, lambda: self._sampled(future, said))
         await self.futures.answer(future, form, answer)
-        self._sampling[session] -= 1
+        self._busy[session] -= 1
         self._queued[queue] -= 1
 
     async def _sampled(self, future: Future, said: wire.Sample) -> tuple[Form, bytes]:
@@ -834,6 +910,7 @@ class Door:
             if not run_id:
                 which = digest_bytes(self._config.model.model_dump_json().encode())[:8]
                 run_id = f"{self._name}-base-{which}"
+                self._users[run_id].add(sampler.session)
                 await self._run(run_id, ModelOrder(rank=0))
             sampler.run_id = run_id
             sampler.version = 0
@@ -861,6 +938,11 @@ def _order(model: Model, said: wire.NewModel) -> ModelOrder:
     parts = {"attn": wanted.train_attn, "mlp": wanted.train_mlp, "unembed": wanted.train_unembed}
     targets = () if all(parts.values()) or not model.rank else tuple(one for one, on in parts.items() if on)
     return ModelOrder(model.rank, targets, wanted.seed, wire.text(said.user_metadata))
+
+
+def _session(name: str) -> str:
+    """Return the session of a model or sampler by its name."""
+    return name.partition(":")[0]
 
 
 def _at(sequences: Sequence[Trajectory], place: str) -> Trajectory | None:

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import secrets
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
@@ -52,7 +52,10 @@ class Futures:
     def __init__(self, journal: Journal, begin: Callable[[Future], None]) -> None:
         """Read what the journal has; `begin` is told of each call once it is there."""
         self._journal, self._begin = journal, begin
-        self._known = {row.id: Future(*row) for row in journal.rows()}
+        self._known: dict[str, Future] = {}
+        self._of: defaultdict[str, set[Future]] = defaultdict(set)
+        for row in journal.rows():
+            self._add(Future(*row))
         found = (one for one in self._known.values() if one.told_at is not None)
         self._told = deque(sorted(found, key=lambda one: one.told_at or 0.0))
         self.polls = self.answered = 0
@@ -65,6 +68,10 @@ class Futures:
         """Return a call that is not forgotten."""
         return self._known.get(name)
 
+    def of(self, name: str) -> Collection[Future]:
+        """Return those of a model or sampler."""
+        return self._of.get(name, ())
+
     async def submit(self, name: str, of: str, seq: int, call: str, body: bytes) -> Future:
         """Take a call in, or find it again when it is a repetition; it is on the disk then.
 
@@ -74,7 +81,7 @@ class Futures:
         """
         future = self._known.get(name)
         if future is None:
-            future = self._known[name] = Future(name, of, seq, call)
+            future = self._add(Future(name, of, seq, call))
             # A task of its own: a client that hangs up meanwhile asks again for what was begun.
             future.written = asyncio.ensure_future(self._take_in(future, body))
             await asyncio.shield(future.written)
@@ -93,7 +100,7 @@ class Futures:
         try:
             await self._journal.write(kept.begin(future.id, future.of, future.seq, future.call, body))
         except UnavailableError:
-            del self._known[future.id]
+            self._remove(future)
             raise
         future.written = None
         self._begin(future)
@@ -152,9 +159,20 @@ class Futures:
             if future in needed:
                 again.append(future)
             else:
-                del self._known[future.id]
+                self._remove(future)
                 self._journal.note(kept.forget(future.id))
         self._told.extendleft(reversed(again))
+
+    def _add(self, future: Future) -> Future:
+        self._known[future.id] = future
+        self._of[future.of].add(future)
+        return future
+
+    def _remove(self, future: Future) -> None:
+        del self._known[future.id]
+        self._of[future.of].discard(future)
+        if not self._of[future.of]:
+            del self._of[future.of]
 
 
 def error_of(sentence: str, category: str) -> tuple[Form, bytes]:

@@ -49,6 +49,11 @@ def keep(kind: Kind, name: str, said: bytes) -> Statement:
     return "INSERT OR REPLACE INTO things VALUES (?, ?, ?)", (kind, name, said)
 
 
+def remove(kind: Kind, name: str) -> Statement:
+    """Return what removes a thing."""
+    return "DELETE FROM things WHERE kind = ? AND id = ?", (kind, name)
+
+
 def begin(name: str, of: str, seq: int, call: str, body: bytes) -> Statement:
     """Return what keeps a call that has no answer yet."""
     columns = "(id, of, seq, call, body)"  # a row whose removal a full disk lost is replaced

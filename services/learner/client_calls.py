@@ -10,7 +10,8 @@ from pathlib import Path
 from antiphon.core.digests import check_digest, digest_bytes
 from antiphon.core.errors import ContractError, IntegrityError
 from antiphon.lineage.client_steps import decode_call, encode_result
-from antiphon.services.learner.saved import SavedFolder, SavedNote
+from antiphon.lineage.saved_weights import SavedNote
+from antiphon.services.learner.saved import SavedFolder
 from antiphon.services.learner.snapshot_model import SnapshotModel
 from antiphon.services.learner.step import Trainer
 from antiphon.system.files import write_atomically
@@ -25,7 +26,7 @@ class ClientCalls:
         """Prepare; `model` scores tokens, `saved` has what the client keeps."""
         self._folder, self._trainer, self._saved = run_dir / CALLS, trainer, saved
         self.model = model
-        self.note, self.drop = saved.note, saved.drop
+        self.note, self.again, self.drop = saved.note, saved.write, saved.drop
 
     def answered(self, digest: str) -> bool:
         """Return whether the result of a call is there, whichever version it was done by."""
@@ -65,7 +66,7 @@ class ClientCalls:
         write_atomically(result, encode_result(self._trainer.call(call, digest)))
         return len(self._trainer.held_calls()), True
 
-    def save(self, name: str, digest: str) -> SavedNote:
+    def save(self, name: str, digest: str, expires_at: float | None) -> SavedNote:
         """Keep the version that the trainer holds as a checkpoint.
 
         Raises:
@@ -73,9 +74,9 @@ class ClientCalls:
         """
         self._saved.forget("weights", name)  # a note never stands beside another version's checkpoint
         version = self._trainer.save_to(self._saved.checkpoints(name))
-        return self._saved.write("weights", name, version, digest)
+        return self._saved.write("weights", name, version, digest, expires_at)
 
-    def pin(self, name: str, version: int, stored: Mapping[int, str]) -> SavedNote:
+    def pin(self, name: str, version: int, stored: Mapping[int, str], expires_at: float | None) -> SavedNote:
         """Keep the stored snapshot of a version.
 
         Raises:
@@ -83,4 +84,4 @@ class ClientCalls:
         """
         if version not in stored:
             raise ContractError(f"version {version} is not stored any more; save a newer one")
-        return self._saved.write("sampler_weights", name, version, stored[version])
+        return self._saved.write("sampler_weights", name, version, stored[version], expires_at)

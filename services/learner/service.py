@@ -37,6 +37,7 @@ from antiphon.core.patience import Patience
 from antiphon.core.records import BatchRef, IntArray, SnapshotManifest, StepCommit
 from antiphon.core.trust.audit import NARROWEST_DRIFT, SampleStatistics
 from antiphon.lineage.rollout_table import decode_timings
+from antiphon.lineage.saved_weights import SavedNote
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.net.rpc.retry import OUTAGE_S, retry_unavailable
 from antiphon.services.learner.training import Publishing, TrainedStep, Training, read_weights
@@ -44,7 +45,6 @@ from antiphon.system import failpoints
 
 if TYPE_CHECKING:  # torch, which a simulated learner does without
     from antiphon.services.learner.client_calls import ClientCalls
-    from antiphon.services.learner.saved import SavedNote
 
 MOST_WAIT_S = 30.0
 """Longest that a call is held open."""
@@ -206,25 +206,29 @@ class LearnerService(Learner):
         task = await self._calls.join(name, call, wait_s)
         return CallReply(self._trainer.progress.read(), *(task.result() if task.done() else ()))
 
-    async def await_saved(self, kind: str, name: str, version: int, wait_s: float) -> SavedReply:
+    async def await_saved(
+        self, kind: str, name: str, version: int, wait_s: float, expires_at: float | None = None
+    ) -> SavedReply:
         client = self._clients()
 
-        async def save() -> "SavedNote":
+        async def save() -> SavedNote:
             await self._restored.wait()
             async with self._turn:
                 note = client.note(kind, name)
                 if note is not None and note.version == version:
-                    return note
+                    return client.again(kind, name, version, note.digest, expires_at)
                 if kind != "weights":
                     stored = self._publisher.stored()
-                    return client.pin(name, version, {v: d for v, d in stored.items() if v <= self._version})
+                    stored = {v: d for v, d in stored.items() if v <= self._version}
+                    return client.pin(name, version, stored, expires_at)
                 if version != self._version:
                     raise ContractError(
                         f"version {version} cannot be saved; the learner holds version {self._version}"
                     )
                 self._trainer.progress.begin(f"saving version {version} as {name}", "byte")
                 try:
-                    return await self._on_thread(partial(client.save, name, self._held_digest()))
+                    saving = partial(client.save, name, self._held_digest(), expires_at)
+                    return await self._on_thread(saving)
                 finally:
                     self._trainer.progress.end()
 

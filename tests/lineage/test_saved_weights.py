@@ -7,8 +7,18 @@ import pytest
 from antiphon.api.client_run import ModelOrder, SavedVersion
 from antiphon.cli.export import export
 from antiphon.core.client_records import SavedWeights
-from antiphon.core.errors import ConfigError, ContractError, UnavailableError
-from antiphon.lineage.saved_weights import INDEX, find_saved, note_saved, saved_at, saved_of
+from antiphon.core.errors import ConfigError, ContractError, IntegrityError
+from antiphon.lineage.saved_weights import (
+    NOTE,
+    SavedNote,
+    drop_saved,
+    find_saved,
+    saved_at,
+    saved_folder,
+    saved_of,
+    write_note,
+    write_order,
+)
 
 SAVED = SavedWeights("run-1", "weights", "final")
 
@@ -25,16 +35,27 @@ def test_another_path_names_nothing(path: str) -> None:
         saved_at(path)
 
 
-def test_what_is_noted_is_found_and_a_damaged_list_is_said(tmp_path: Path) -> None:
-    run_dir = tmp_path / "runs" / "run-1"
-    run_dir.mkdir(parents=True)
+def test_what_is_noted_is_found_until_it_is_dropped_and_a_damaged_note_is_said(tmp_path: Path) -> None:
+    run_dir, order = tmp_path / "runs" / "run-1", ModelOrder(rank=4, description={"a": "b"})
+    folder = saved_folder(run_dir, "weights", "final")
+    folder.mkdir(parents=True)
     with pytest.raises(ContractError, match="run-1/weights/final is not here"):
         find_saved(tmp_path, SAVED)
-    made = SavedVersion(SAVED, 3, "0" * 64, 7, 1.0, None, ModelOrder(rank=4, description={"a": "b"}))
-    note_saved(run_dir, [made])
-    assert find_saved(tmp_path, SAVED) == made and saved_of(run_dir) == [made]
-    (run_dir / INDEX).write_text("[")
-    with pytest.raises(UnavailableError, match=r"index\.json cannot be read"):
+    write_order(run_dir, order)
+    write_note(folder, SavedNote(3, "0" * 64, 7, 2.0, 9.0))
+    later = saved_folder(run_dir, "sampler_weights", "a")
+    later.mkdir(parents=True)
+    (later / NOTE).write_text('{"version": 2, "digest": "d", "bytes": 0}')  # as they were without a time
+    made = SavedVersion(SAVED, 3, "0" * 64, 7, 2.0, 9.0, order)
+    old = SavedVersion(SavedWeights("run-1", "sampler_weights", "a"), 2, "d", 0, 0.0, None, order)
+    assert find_saved(tmp_path, SAVED) == made and saved_of(run_dir) == [old, made]
+    drop_saved(run_dir, "sampler_weights", "a")
+    drop_saved(run_dir, "sampler_weights", "a")
+    assert not later.exists() and saved_of(run_dir) == [made]
+    with pytest.raises(ContractError, match="cannot be a name"):
+        drop_saved(run_dir, "weights", "..")
+    (folder / NOTE).write_text("[")
+    with pytest.raises(IntegrityError, match=r"saved\.json is not readable"):
         saved_of(run_dir)
 
 

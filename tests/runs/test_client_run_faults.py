@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from antiphon.api.client_run import ModelInfo, ModelOrder
-from antiphon.api.learner import CallReply, SavedReply, SnapshotReply, StepReply, StepResult
+from antiphon.api.learner import CallReply, SnapshotReply, StepReply, StepResult
 from antiphon.core.client_records import AdamParameters, CallResult, Datum, TrainingCall
 from antiphon.core.config import build_config
 from antiphon.core.errors import ContractError, UnavailableError
 from antiphon.core.records import StepCommit
 from antiphon.core.status import LearnerProgress
 from antiphon.lineage.client_steps import decode_call, encode_result
-from antiphon.lineage.saved_weights import MODEL
-from antiphon.runs.client_runs import CALLS, HomeClientRuns, LiveClientRun, order_of
+from antiphon.lineage.saved_weights import MODEL, order_of
+from antiphon.runs.client_runs import CALLS, HomeClientRuns, LiveClientRun
 from antiphon.runs.clients import ClientLoop
 from antiphon.services.stages import LoopStages
 
@@ -66,10 +66,6 @@ class Services:
         result = CallResult(tuple(np.zeros(2, np.float32) for _ in said.data), {"loss:sum": 1.0})
         (self.calls / f"{digest}.out").write_bytes(encode_result(result))
         return CallReply(IDLE, place + 1, True)
-
-    async def await_saved(self, kind: str, name: str, version: int, wait_s: float) -> SavedReply:
-        await asyncio.sleep(0.01)
-        return SavedReply(IDLE, "d" * 64, 1)
 
 
 def living(

@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from antiphon.api.client_run import ModelInfo, ModelOrder, SavedVersion
+from antiphon.api.client_run import ModelInfo, ModelOrder
 from antiphon.api.coordinator import StageReply
-from antiphon.api.learner import CallReply, SavedReply, SnapshotReply, StepReply, StepResult
+from antiphon.api.learner import CallReply, SnapshotReply, StepReply, StepResult
 from antiphon.core.client_records import AdamParameters, CallResult, SavedWeights
 from antiphon.core.config import RunConfig
 from antiphon.core.digests import digest_bytes
-from antiphon.core.errors import ConfigError, ContractError, IntegrityError
+from antiphon.core.errors import ConfigError, ContractError, IntegrityError, UnavailableError
 from antiphon.core.records import BatchRef, StepCommit
 from antiphon.core.status import LearnerProgress
 from antiphon.lineage.client_steps import encode_result, encode_step
-from antiphon.lineage.saved_weights import MODEL, note_saved, saved_of
+from antiphon.lineage.saved_weights import MODEL, SavedNote, saved_folder, write_note, write_order
 from antiphon.lineage.store.artifact_store import ArtifactStore
-from antiphon.runs import client_runs
+from antiphon.runs import client_runs, directory
 from antiphon.runs.client_runs import HomeClientRuns, LiveClientRun
 from antiphon.runs.clients import ClientLoop
 from tests.support.client_calls import client_config, make_call
@@ -56,9 +56,6 @@ class Services:
         if step == len(self.committed):
             self.committed.append(StepCommit(step, step + 1, digest, digest, {"loss": 1.0}, True))
         return StepReply(PROGRESS, StepResult(self.committed[step], 0.0, 0.0))
-
-    async def await_saved(self, kind: str, name: str, version: int, wait_s: float) -> SavedReply:
-        return SavedReply(PROGRESS, "0" * 64, 1)
 
     async def await_call(self, step: int, place: int, digest: str, forward: bool, wait_s: float) -> CallReply:
         result = encode_result(CallResult((), {"place:max": place}))
@@ -129,13 +126,20 @@ def test_what_a_killed_door_left_sealed_does_not_stop_the_model(
     asyncio.run(body())
 
 
-def test_two_saves_at_once_are_both_listed(run: LiveClientRun, tmp_path: Path) -> None:
-    async def body() -> None:
-        names = [SavedWeights("run", "weights", name) for name in "abcdefgh"]
-        await asyncio.gather(*(run.save(one, None) for one in names))
-        assert {one.saved for one in saved_of(tmp_path)} == set(names)
-
-    asyncio.run(body())
+def test_what_a_closed_run_saved_is_dropped_unless_another_process_has_the_run(tmp_path: Path) -> None:
+    run_dir, saved = tmp_path / "runs" / "one", SavedWeights("one", "weights", "a")
+    folder = saved_folder(run_dir, "weights", "a")
+    folder.mkdir(parents=True)
+    write_order(run_dir, ModelOrder(rank=0))
+    write_note(folder, SavedNote(1, "0" * 64, 0, expires_at=0.0))
+    runs = HomeClientRuns(client_config(Path("model")), tmp_path)
+    with directory.lock(run_dir), pytest.raises(UnavailableError, match="one is already running"):
+        asyncio.run(runs.drop(saved))
+    assert [one.saved for one in runs.saved("one")] == [saved]
+    asyncio.run(runs.drop(saved))
+    assert not folder.exists() and runs.find(saved) is None
+    asyncio.run(runs.drop(SavedWeights("never", "weights", "a")))
+    assert not (tmp_path / "runs" / "never").exists()
 
 
 def test_weights_that_can_only_be_sampled_from_are_refused_before_a_step_is_sealed(
@@ -144,7 +148,10 @@ def test_weights_that_can_only_be_sampled_from_are_refused_before_a_step_is_seal
     source = SavedWeights("other", "sampler_weights", "a")
     folder = tmp_path / "runs" / "other"
     folder.mkdir(parents=True)
-    note_saved(folder, [SavedVersion(source, 1, "0" * 64, 0, 0.0, None, ModelOrder(rank=0))])
+    write_order(folder, ModelOrder(rank=0))
+    kept = saved_folder(folder, source.kind, source.name)
+    kept.mkdir(parents=True)
+    write_note(kept, SavedNote(1, "0" * 64, 0))
     with pytest.raises(ContractError, match=r"other/sampler_weights/a can only be sampled from"):
         asyncio.run(run.load(0, source, False))
     assert not services.sealed

@@ -18,6 +18,7 @@ from antiphon.core.client_records import (
 )
 from antiphon.core.errors import ContractError
 from antiphon.core.records import FinishReason, Trajectory, VersionSpan
+from antiphon.system.clock import wall_clock
 
 VOCABULARY, ROOM = 100, 64
 
@@ -33,7 +34,6 @@ class MemoryRun(ClientRun):
         self.done: list[str] = []
         self.answered: dict[str, tuple[Trajectory, ...]] = {}
         self.requests: dict[str, SampleRequest] = {}
-        self.dropped: list[SavedWeights] = []
 
     @property
     def info(self) -> ModelInfo:
@@ -117,14 +117,10 @@ class MemoryRun(ClientRun):
 
     async def save(self, saved: SavedWeights, ttl_s: float | None) -> SavedVersion:
         await self.runs.fault("save")
-        ends = None if ttl_s is None else ttl_s
+        ends = None if ttl_s is None else wall_clock() + ttl_s
         made = SavedVersion(saved, self.version, "d" * 64, 10, 1.0, ends, self.order)
         self.runs.kept[saved] = made
         return made
-
-    async def drop(self, saved: SavedWeights) -> None:
-        self.dropped.append(saved)
-        self.runs.kept.pop(saved, None)
 
 
 class MemoryRuns(ClientRuns):
@@ -137,6 +133,7 @@ class MemoryRuns(ClientRuns):
         self.opened = 0
         """How often a run took a place."""
         self.kept: dict[SavedWeights, SavedVersion] = {}
+        self.dropped: list[SavedWeights] = []
         self.faults: list[tuple[str, Exception | None]] = []
         self.holding, self.released = asyncio.Event(), asyncio.Event()
 
@@ -174,6 +171,14 @@ class MemoryRuns(ClientRuns):
 
     def saved(self, run_id: str | None = None) -> Sequence[SavedVersion]:
         return [one for one in self.kept.values() if run_id in (None, one.saved.run_id)]
+
+    def find(self, saved: SavedWeights) -> SavedVersion | None:
+        return self.kept.get(saved)
+
+    async def drop(self, saved: SavedWeights) -> None:
+        await self.fault("drop")
+        self.dropped.append(saved)
+        self.kept.pop(saved, None)
 
 
 def _said(call: TrainingCall) -> object:

@@ -20,6 +20,7 @@ from antiphon.core.loop.assembly import SealPlan
 from antiphon.core.loop.group_state import Tally
 from antiphon.lineage.client_steps import decode_result, encode_call, encode_step
 from antiphon.lineage.rollout_table import encode_batch
+from antiphon.lineage.saved_weights import read_note, saved_folder
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.net.rpc.serving import start_server, stop_server
 from antiphon.services.coordinator.sealing import seal_batch
@@ -181,11 +182,15 @@ def test_what_is_saved_is_loaded_by_another_run_and_stays_stored(model: Path, tm
         base = (await learner.await_saved("weights", "base", 0, 5.0)).digest
         first = await bench.step(learner, [call])
         for kind in ("weights", "sampler_weights"):
-            while (saved := await learner.await_saved(kind, "a", 1, 5.0)).digest is None:
+            while (saved := await learner.await_saved(kind, "a", 1, 5.0, 9.0)).digest is None:
                 pass
+            note = read_note(saved_folder(bench.run_dir, kind, "a"))
+            assert note is not None and (note.version, note.expires_at) == (1, 9.0)
             assert saved.digest == first and (saved.bytes > 0) == (kind == "weights")
             again = await learner.await_saved(kind, "a", 1, 5.0)
             assert (again.digest, again.bytes) == (saved.digest, saved.bytes)
+            note = read_note(saved_folder(bench.run_dir, kind, "a"))
+            assert note is not None and (note.version, note.expires_at) == (1, None)
         for kind, name, version, words in (
             ("weights", "../a", 1, "cannot be a name"),
             ("all", "a", 1, "'all' cannot be saved"),
