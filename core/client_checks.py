@@ -25,19 +25,11 @@ MOST = 1e12
 LEAST_EPS = 1e-37
 """Smaller ones are 0 in float32."""
 _CLIPPED = ("ppo", "cispo", "gspo")
+_NUMBERS = {"dro": ("beta",)} | dict.fromkeys(_CLIPPED, CLIPS)
+"""What the configuration of a loss may hold; nothing, of the others."""
+_NEEDED = {"cross_entropy": ("weights",), "stable_reinforce": ("logprobs", "advantages", "staleness")}
+"""The inputs that each datum of a loss must have; logprobs and advantages, of the others."""
 _INPUTS = ("weights", "logprobs", "advantages", "mask", "sequence_ratio_mask", "staleness", *CLIPS)
-
-
-def needed_inputs(loss: str) -> tuple[str, ...]:
-    """Return the inputs that each datum of a loss must have."""
-    if loss == "cross_entropy":
-        return ("weights",)
-    return ("logprobs", "advantages", *(("staleness",) if loss == "stable_reinforce" else ()))
-
-
-def config_keys(loss: str) -> tuple[str, ...]:
-    """Return what the configuration of a loss may hold."""
-    return CLIPS if loss in _CLIPPED else ("beta",) if loss == "dro" else ()
 
 
 def weight_of(loss: str, datum: Datum) -> FloatArray:
@@ -91,9 +83,10 @@ def check_call(call: TrainingCall, vocabulary: int, most_tokens: int, ours: bool
             "the definition of stable_reinforce is not published; give another loss such as ppo, or start "
             "the door with door.stable_reinforce=ours, which trains our decoupled objective instead"
         )
+    numbers = _NUMBERS.get(loss, ())
     for name, value in call.config.items():
-        if name not in config_keys(loss):
-            known = " and ".join(config_keys(loss)) or "nothing"
+        if name not in numbers:
+            known = " and ".join(numbers) or "nothing"
             raise ContractError(f"the configuration of {loss} has {name!r}; it may hold {known}")
         if not 0 <= value <= MOST:
             raise ContractError(
@@ -129,7 +122,8 @@ def _check_datum(loss: str, datum: Datum, where: str, vocabulary: int, most_toke
         raise ContractError(
             f"{where} has {length} tokens; give 1 to {most_tokens} (rollout.max_model_tokens)"
         )
-    missing = [name for name in needed_inputs(loss) if name not in datum.inputs]
+    needed = _NEEDED.get(loss, ("logprobs", "advantages"))
+    missing = [name for name in needed if name not in datum.inputs]
     if missing:
         raise ContractError(f"{where} has no {missing[0]}, which {loss} needs for each position")
     arrays: dict[str, npt.NDArray[Any]] = {"targets": datum.targets, **dict(sorted(datum.inputs.items()))}

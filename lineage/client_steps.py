@@ -13,6 +13,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -82,12 +83,12 @@ def decode_call(payload: bytes) -> TrainingCall:
     Raises:
         IntegrityError: when the bytes are none.
     """
-    with _reading(payload, _CALL) as (header, arrays):
+    with _reading(payload, _CALL) as (header, body):
         data = []
         for one in header["data"]:
             length = int(one["length"])
-            token_ids, targets = arrays.take(_INT32, length), arrays.take(_INT64, length)
-            inputs = {str(name): arrays.take(_FLOAT32, length) for name in one["inputs"]}
+            token_ids, targets = _array(body, _INT32, length), _array(body, _INT64, length)
+            inputs = {str(name): _array(body, _FLOAT32, length) for name in one["inputs"]}
             spans = tuple((str(name), int(a), int(b), int(n)) for name, a, b, n in one["sequences"])
             data.append(Datum(token_ids, targets, inputs, spans))
         config = {str(name): float(value) for name, value in header["config"].items()}
@@ -109,8 +110,8 @@ def decode_result(payload: bytes) -> CallResult:
     Raises:
         IntegrityError: when the bytes are none.
     """
-    with _reading(payload, _RESULT) as (header, arrays):
-        found: list[FloatArray] = [arrays.take(_FLOAT32, int(length)) for length in header["lengths"]]
+    with _reading(payload, _RESULT) as (header, body):
+        found: list[FloatArray] = [_array(body, _FLOAT32, int(length)) for length in header["lengths"]]
         return CallResult(tuple(found), {str(name): float(x) for name, x in header["metrics"].items()})
 
 
@@ -134,8 +135,8 @@ def decode_step(payload: bytes) -> ClientStep:
     Raises:
         IntegrityError: when the bytes are none.
     """
-    with _reading(payload, _STEP) as (header, arrays):
-        files = [arrays.bytes(int(length)) for length in header["lengths"]]
+    with _reading(payload, _STEP) as (header, body):
+        files = [_take(body, int(length)) for length in header["lengths"]]
         order: AdamParameters | LoadOrder
         if "load" in header:
             source = SavedWeights(**header["load"].pop("source"))
@@ -152,9 +153,7 @@ def is_client_step(payload: bytes) -> bool:
 
 def loads_weights(payload: bytes) -> bool:
     """Return whether the file of a batch is a client's step that loads saved weights."""
-    at = len(_STEP) + _LENGTH
-    length = int.from_bytes(payload[len(_STEP) : at], "little")
-    return is_client_step(payload) and "load" in json.loads(payload[at : at + length])
+    return is_client_step(payload) and isinstance(decode_step(payload).order, LoadOrder)
 
 
 def rows_of(payload: bytes, step: int) -> list[BatchRow]:
@@ -195,24 +194,15 @@ def rows_of(payload: bytes, step: int) -> list[BatchRow]:
     return rows
 
 
-class _Arrays:
-    """The bytes behind a header, taken in order."""
+def _take(body: BytesIO, length: int) -> bytes:
+    left = len(body.getbuffer()) - body.tell()
+    if not 0 <= length <= left:
+        raise ValueError(f"{length} bytes are listed where {left} are left")
+    return body.read(length)
 
-    def __init__(self, body: bytes) -> None:
-        self._body, self._at = body, 0
 
-    def bytes(self, length: int) -> bytes:
-        if not 0 <= length <= self.left:
-            raise ValueError(f"{length} bytes are listed where {self.left} are left")
-        self._at += length
-        return self._body[self._at - length : self._at]
-
-    def take(self, dtype: np.dtype[Any], length: int) -> Any:
-        return np.frombuffer(self.bytes(length * dtype.itemsize), dtype).astype(dtype.type)
-
-    @property
-    def left(self) -> int:
-        return len(self._body) - self._at
+def _array(body: BytesIO, dtype: np.dtype[Any], length: int) -> Any:
+    return np.frombuffer(_take(body, length * dtype.itemsize), dtype).astype(dtype.type)
 
 
 def _file(magic: bytes, header: dict[str, Any], parts: Sequence[Any]) -> bytes:
@@ -222,18 +212,16 @@ def _file(magic: bytes, header: dict[str, Any], parts: Sequence[Any]) -> bytes:
 
 
 @contextmanager
-def _reading(payload: bytes, magic: bytes) -> Iterator[tuple[dict[str, Any], _Arrays]]:
-    """Yield the header and the arrays of a file; whatever reading raises becomes an IntegrityError."""
-    kind = magic.decode().strip()
+def _reading(payload: bytes, magic: bytes) -> Iterator[tuple[dict[str, Any], BytesIO]]:
+    """Yield the header of a file and what stands behind it; whatever reading raises is an IntegrityError."""
+    kind, body = magic.decode().strip(), BytesIO(payload)
     try:
-        if not payload.startswith(magic):
-            raise ValueError(f"they begin with {payload[: len(magic)]!r}")
-        begin = len(magic) + _LENGTH
-        length = int.from_bytes(payload[len(magic) : begin], "little")
-        arrays = _Arrays(payload[begin:])
-        yield json.loads(arrays.bytes(length)), arrays
-        if arrays.left:
-            raise ValueError(f"{arrays.left} bytes are left over")
+        if (found := body.read(len(magic))) != magic:
+            raise ValueError(f"they begin with {found!r}")
+        length = int.from_bytes(body.read(_LENGTH), "little")
+        yield json.loads(_take(body, length)), body
+        if left := len(payload) - body.tell():
+            raise ValueError(f"{left} bytes are left over")
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         words = " ".join(str(error).split())[:200]
         raise IntegrityError(f"{len(payload)} bytes are no {kind}: {words}; fetch the file again") from error

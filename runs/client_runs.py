@@ -437,16 +437,13 @@ def config_of(config: RunConfig, order: ModelOrder) -> RunConfig:
         )
     if unknown := {*order.targets} - {*MODULES, "unembed"}:
         raise ContractError(f"adapters of {min(unknown)} are unknown; name some of attn, mlp, unembed")
-    update: dict[str, Any] = {"run": config.run.model_copy(update={"steps": MOST_STEPS})}
+    said = config.model_dump()
+    said["run"]["steps"] = MOST_STEPS
     if order.seed is not None:
-        update["run"] = update["run"].model_copy(update={"seed": order.seed % 2**63})
+        said["run"]["seed"] = order.seed % 2**63
     if order.rank:
-        lora = config.learner.lora.model_copy(
-            update={"rank": order.rank, "targets": modules_of(config, order.targets)}
-        )
-        update["learner"] = config.learner.model_copy(update={"lora": lora})
-    made = with_learning_rate(config.model_copy(update=update))
-    return RunConfig.model_validate(made.model_dump())
+        said["learner"]["lora"] |= {"rank": order.rank, "targets": modules_of(config, order.targets)}
+    return with_learning_rate(RunConfig.model_validate(said))
 
 
 def modules_of(config: RunConfig, targets: Sequence[str]) -> tuple[str, ...]:

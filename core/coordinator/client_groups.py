@@ -73,10 +73,8 @@ def ended(loop: LoopState, request_id: str) -> str:
 
 
 def waits_for(loop: LoopState, request_id: str) -> str:
-    """Say what a request waits for."""
-    group = loop.run.groups.get(CLIENT_GROUP + request_id)
-    if group is None:
-        return ""
+    """Say what a request waits for that `ended` says is not done."""
+    group = loop.run.groups[CLIENT_GROUP + request_id]
     if loop.run.paused_reason:
         return f"the run is paused: {loop.run.paused_reason}"
     if group.phase is GroupPhase.LEASED:

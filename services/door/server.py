@@ -180,29 +180,19 @@ class DoorServer:
         return web.Response(body=said, content_type=kind)
 
     async def _stats(self, request: web.Request) -> web.Response:
-        said = {
-            "calls": dict(self._calls),
-            "unserved": dict(self._unserved),
-            "polls": self._door.futures.polls,
-            "futures": self._door.futures.answered,
-            "cpu_s": time.process_time(),
-        }
-        return _json(said)
+        futures = self._door.futures
+        said = {"polls": futures.polls, "futures": futures.answered, "cpu_s": time.process_time()}
+        return _json({"calls": dict(self._calls), "unserved": dict(self._unserved)} | said)
 
 
 def admission(home: Path, secret: str, guard: Guard | None) -> Callable[[str], str]:
     """Return what tells whose key a request shows: the home's own, or an access token for the door."""
-    read: tuple[int, Collection[str]] = (0, ())
 
     def barred() -> Collection[str]:
-        nonlocal read
         try:
-            at = (home / BARRED).stat().st_mtime_ns
-            if at != read[0]:
-                read = (at, frozenset((home / BARRED).read_text(encoding="utf-8").split()))
+            return (home / BARRED).read_text(encoding="utf-8").split()
         except FileNotFoundError:
-            read = (0, ())
-        return read[1]
+            return ()
 
     def admit(key: str) -> str:
         if not key.startswith(PREFIX) or not key.isascii():
@@ -272,9 +262,7 @@ def _said(kind: type[_B], work: Callable[[str, _B], Awaitable[dict[str, Any]]]) 
     return handle
 
 
-def _named(
-    work: Callable[..., Awaitable[dict[str, Any]]],
-) -> _Handler:
+def _named(work: Callable[..., Awaitable[dict[str, Any]]]) -> _Handler:
     """Return what answers a call whose path has all that it says."""
 
     async def handle(request: web.Request) -> web.Response:

@@ -109,14 +109,8 @@ class Adam(BaseModel):
 
     def record(self) -> AdamParameters:
         """Return them as a run takes them."""
-        return AdamParameters(
-            self.learning_rate,
-            self.beta1,
-            self.beta2,
-            self.eps,
-            self.weight_decay,
-            max(0.0, self.grad_clip_norm),
-        )
+        given = self.model_dump(exclude={"type"})
+        return AdamParameters(**given | {"grad_clip_norm": max(0.0, self.grad_clip_norm)})
 
 
 class Step(InOrder):
@@ -242,15 +236,14 @@ class Sample(BaseModel):
                 f"the prompt leaves room for {max(0, room)} tokens, but max_tokens is {most}; lower it, "
                 "shorten the prompt, or serve with a larger rollout.max_model_tokens"
             )
-        words = [stop] if isinstance(stop, str) else [one for one in stop or () if isinstance(one, str)]
-        ids = () if isinstance(stop, str) else tuple(one for one in stop or () if isinstance(one, int))
+        stops = [stop] if isinstance(stop, str) else stop or []
         return SamplingParameters(
             temperature=asked.temperature,
             top_k=max(0, asked.top_k),
             top_p=asked.top_p,
             max_tokens=most,
-            stop=tuple(words),
-            stop_token_ids=ids,
+            stop=tuple(one for one in stops if isinstance(one, str)),
+            stop_token_ids=tuple(one for one in stops if isinstance(one, int)),
         )
 
     def check_tops(self, sampled: int) -> None:
