@@ -190,7 +190,7 @@ class DoorServer:
         return _json(said)
 
 
-def admission(home: Path, secret: str, guard: Guard | None) -> Callable[[str], str]:
+def admission(home: Path, secret: str, guard: Guard) -> Callable[[str], str]:
     """Return what tells whose key a request shows: the home's own, or an access token for the door."""
     read: tuple[int, Collection[str]] = (0, ())
 
@@ -213,18 +213,18 @@ def admission(home: Path, secret: str, guard: Guard | None) -> Callable[[str], s
             )
         if hmac.compare_digest(key, secret):
             return HERE
-        if guard is None:
-            raise Refusal(
-                Denial.UNKNOWN, f"this is not the key in {KEY} of the home, and no others were made"
-            )
-        return f"key/{guard.check_bearer(f'Bearer {key.removeprefix(PREFIX)}', Scope.DOOR, barred())}"
+        try:
+            return f"key/{guard.check_bearer(f'Bearer {key.removeprefix(PREFIX)}', Scope.DOOR, barred())}"
+        except Refusal as refusal:
+            more = f"keys are in {KEY} of the door's home, or made by `antiphon invite NAME --scopes door`"
+            raise Refusal(refusal.denial, f"{refusal} ({more})") from None
 
     return admit
 
 
 @asynccontextmanager
 async def serve_door(
-    config: RunConfig, name: str, runs: ClientRuns, home: Path, guard: Guard | None
+    config: RunConfig, name: str, runs: ClientRuns, home: Path, guard: Guard
 ) -> AsyncIterator[str]:
     """Serve clients while the block lasts; yields the address they are given.
 
