@@ -386,6 +386,7 @@ class Door:
         name = f"{session.id}:train:{said.model_seq_id}"
         if name not in self.models:
             found, base = self._find(owner, said.path), self.base_models[0]
+            found.saved.check_trainable()
             await self._add_model(
                 name, session, said.model_seq_id, base, found.order.rank, said.user_metadata
             )
@@ -585,7 +586,7 @@ class Door:
 
     async def _save(self, model: Model, kind: Any, name: str, said: wire.SaveWeights) -> SavedVersion:
         run, saved = await self._run(model.run_id), SavedWeights(model.run_id, kind, name)
-        before = next((one for one in self._runs.saved(model.run_id) if one.saved == saved), None)
+        before = next((one for one in self._saved(model.run_id) if one.saved == saved), None)
         if said.path is not None and _EPHEMERAL.fullmatch(said.path):
             raise ContractError(f"{said.path} names weights of a sampling session; give another name")
         if before is not None and before.version != run.version and not said.overwrite:
@@ -628,6 +629,11 @@ class Door:
         own = {one.run_id for one in self.models.values() if self.sessions[one.session].owner == owner}
         return {*self._runs.runs()} if owner == HERE else own & {*self._runs.runs()}
 
+    def _saved(self, run_id: str | None) -> list[SavedVersion]:
+        """Return what is saved of a run, or of all, and not over; what is over is dropped a little later."""
+        now = wall_clock()
+        return [one for one in self._runs.saved(run_id) if one.expires_at is None or one.expires_at > now]
+
     def _find(self, owner: str, path: str) -> SavedVersion:
         """Return what is saved under a path.
 
@@ -635,7 +641,7 @@ class Door:
             ContractError: when nothing of this owner is.
         """
         run_id = saved_at(path).run_id
-        found = self._runs.saved(run_id) if run_id in self._runs_of(owner) else ()
+        found = self._saved(run_id) if run_id in self._runs_of(owner) else []
         for one in found:
             if one.saved.path == path:
                 return one
@@ -669,13 +675,14 @@ class Door:
                 "public": False,
                 "expires_at": None if one.expires_at is None else _time(one.expires_at),
             }
-            for one in self._runs.saved(run_id)
+            for one in self._saved(run_id)
             if one.saved.run_id in mine and not _EPHEMERAL.fullmatch(one.saved.name)
         ]
         return {"checkpoints": found, **_all(found)}
 
     async def training_runs(self, owner: str) -> dict[str, Any]:
-        """Return the models of an owner."""
+        """Return the models of an owner, but those that were refused."""
+        created = {*self._runs.runs()}
         found = [
             {
                 "training_run_id": one.run_id,
@@ -687,7 +694,7 @@ class Door:
                 "user_metadata": wire.text(one.metadata),
             }
             for one in self.models.values()
-            if self.sessions[one.session].owner == owner
+            if self.sessions[one.session].owner == owner and one.run_id in created
         ]
         return {"training_runs": found, **_all(found)}
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +23,7 @@ from antiphon.lineage.client_steps import encode_result, encode_step
 from antiphon.lineage.saved_weights import MODEL, note_saved, saved_of
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.runs import client_runs
-from antiphon.runs.client_runs import HomeClientRuns, LiveClientRun
+from antiphon.runs.client_runs import HomeClientRuns, LiveClientRun, _Place
 from antiphon.runs.clients import ClientLoop
 from tests.support.client_calls import client_config, make_call
 
@@ -211,3 +212,12 @@ def test_a_model_whose_creation_was_cut_off_is_created_again(
     with pytest.raises(ContractError, match="was created with other settings"):
         asyncio.run(runs.create("one", ModelOrder(rank=4)))
     assert opened == ["one"] * 3
+
+
+def test_a_model_without_a_free_place_leaves_no_folder(tmp_path: Path) -> None:
+    runs = HomeClientRuns(client_config(Path("model")), tmp_path)
+    with ThreadPoolExecutor(1) as thread:
+        runs._places["first"] = _Place(thread)
+        with pytest.raises(ContractError, match=r"taken, by first; .* door.session_timeout_s=120, or serve"):
+            asyncio.run(runs.create("second", ModelOrder(rank=0)))
+    assert not (tmp_path / "runs").exists()

@@ -18,6 +18,7 @@ from antiphon.core.client_records import (
 )
 from antiphon.core.errors import ContractError
 from antiphon.core.records import FinishReason, Trajectory, VersionSpan
+from antiphon.system.clock import wall_clock
 
 VOCABULARY, ROOM = 100, 64
 
@@ -117,7 +118,7 @@ class MemoryRun(ClientRun):
 
     async def save(self, saved: SavedWeights, ttl_s: float | None) -> SavedVersion:
         await self.runs.fault("save")
-        ends = None if ttl_s is None else ttl_s
+        ends = None if ttl_s is None else wall_clock() + ttl_s
         made = SavedVersion(saved, self.version, "d" * 64, 10, 1.0, ends, self.order)
         self.runs.kept[saved] = made
         return made
@@ -150,15 +151,19 @@ class MemoryRuns(ClientRuns):
     async def create(self, run_id: str, order: ModelOrder) -> ClientRun:
         if order.rank > 64:
             raise ContractError(f"rank {order.rank} is larger than door.most_rank=64; ask for a smaller one")
+        self._check_place(run_id)
         self.all.setdefault(run_id, MemoryRun(self, run_id, order))
         return await self.open(run_id)
+
+    def _check_place(self, run_id: str) -> None:
+        if run_id not in self.up and len(self.up) >= self.places:
+            raise ContractError(f"all {self.places} places for models are taken")
 
     async def open(self, run_id: str) -> ClientRun:
         if run_id not in self.all:
             raise ContractError(f"there is no model {run_id} here; create it first")
+        self._check_place(run_id)
         if run_id not in self.up:
-            if len(self.up) >= self.places:
-                raise ContractError(f"all {self.places} places for models are taken")
             self.up.append(run_id)
         return self.all[run_id]
 
