@@ -5,6 +5,7 @@ client's calls, put into files that the learner reads, and its steps, sealed at 
 """
 
 import asyncio
+import gc
 import json
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -395,6 +396,8 @@ class HomeClientRuns(ClientRuns):
                 await asyncio.get_running_loop().run_in_executor(place.thread, live.close)
         finally:
             place.thread.shutdown(wait=False)
+            del live
+            gc.collect()  # its parts refer to each other, and keep `antiphon gc` out as long as they exist
 
 
 @contextmanager
