@@ -119,6 +119,7 @@ class DoorServer:
             _log.warning("door.unserved", call=path)
             return _error(error.status, f"{path} is not served here ({error.reason})")
         except UnavailableError as error:
+            _log.warning("door.unavailable", reason=str(error))  # clients try again, and say nothing
             return _error(503, str(error), "server")
         except AntiphonError as error:
             return _error(_STATUS.get(type(error), 400), str(error))
