@@ -16,8 +16,9 @@ import torch
 from antiphon.core.client_checks import check_call
 from antiphon.core.client_records import CallResult, Datum, TrainingCall
 from antiphon.core.config import RunConfig
+from antiphon.core.errors import IntegrityError
 from antiphon.core.records import FloatArray
-from antiphon.services.learner.client_losses import FIGURES, make_client_batch
+from antiphon.services.learner.client_losses import FIGURES, NoNumber, make_client_batch
 from antiphon.services.learner.deepspeed_engine import DeepSpeedEngine
 from antiphon.services.learner.progress import ProgressCounter
 
@@ -132,7 +133,14 @@ class Accumulation:
         """Compute the open micro-batch, and write what is found of the present call's data."""
         data = [datum for datum, _ in self._pending]
         batch = make_client_batch(data, *self._kind, self._engine.vocabulary)
-        found, of_rows = self._engine.add_client(batch, backward)
+        try:
+            found, of_rows = self._engine.add_client(batch, backward)
+        except NoNumber as error:
+            place = self._pending[error.place][1]  # as the client counts
+            where = "a datum of an earlier call" if place is None else f"datum {place}"
+            raise IntegrityError(
+                f"{error.found} at {where}; look at its logprobs, weights and advantages"
+            ) from None
         self._progress.add()
         real = torch.where(batch.positions.mask > 0, found, 0.0).numpy()
         rows = np.argsort(batch.order)

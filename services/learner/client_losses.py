@@ -21,6 +21,7 @@ import torch
 
 from antiphon.core.client_checks import CLIPS, DEFAULTS, counts, ratio_mask, weight_of
 from antiphon.core.client_records import Datum
+from antiphon.core.errors import IntegrityError
 from antiphon.cpu.copies import copies_of
 from antiphon.cpu.shared_rows import common_lengths, share_rows
 from antiphon.services.learner.packing import MicroBatch
@@ -48,6 +49,14 @@ class ClientBatch:
         moved = {name: value.to(device) for name, value in self.inputs.items()}
         positions, counted = self.positions.to(device), self.counted.to(device)
         return ClientBatch(self.loss, self.config, positions, moved, counted, self.order)
+
+
+class NoNumber(IntegrityError):
+    """A loss that is no number; `place` is the datum's among those of its micro-batch."""
+
+    def __init__(self, found: str, place: int) -> None:
+        super().__init__(f"{found} at datum {place} of a micro-batch")
+        self.found, self.place = found, place
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -37,7 +37,7 @@ from antiphon.core.records import Probe
 from antiphon.core.seeds import derive_seed
 from antiphon.cpu.layers import compile_blocks
 from antiphon.services.learner.adapters import Adapters
-from antiphon.services.learner.client_losses import ClientBatch, figures_of, losses_of
+from antiphon.services.learner.client_losses import ClientBatch, NoNumber, figures_of, losses_of
 from antiphon.services.learner.objective import Objective, TokenMetrics, UpdateTotals
 from antiphon.services.learner.packing import MicroBatch, probe_batch
 from antiphon.services.learner.policy import (
@@ -313,11 +313,8 @@ class DeepSpeedEngine:
         sound = losses.costs.isfinite() & (losses.ratios is None or losses.ratios.isfinite())
         if not bool(sound.all()) or not math.isfinite(float(loss.detach())):
             wrong = (~sound).any(1).nonzero()
-            raise IntegrityError(
-                f"the loss {batch.loss} is {float(loss.detach())}, or its ratio overflows, at datum "
-                f"{batch.order[int(wrong[0]) if len(wrong) else 0]} of a micro-batch; look at its logprobs, "
-                "weights and advantages"
-            )
+            place = batch.order[int(wrong[0]) if len(wrong) else 0]
+            raise NoNumber(f"the loss {batch.loss} is {float(loss.detach())}, or its ratio overflows,", place)
         if backward:
             failpoints.reach("learner.backward")
             self._engine.backward(loss)
