@@ -472,6 +472,8 @@ class Door:
         if line.lost:
             sentence, line.lost = line.lost, ""
             raise ContractError(sentence)
+        if future.seq == 0:  # a client that just ended may have the place that the new model needs
+            await self._close_silent()
         match future.call:
             case "create_model":
                 said = read_json(wire.NewModel, body)

@@ -177,6 +177,18 @@ def test_weights_whose_time_is_over_are_neither_listed_nor_loaded_and_their_name
     talk(tmp_path, client)
 
 
+def test_who_ends_gives_its_place_back_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door_module, "TICK_S", 600.0)
+
+    async def client(client: TinkerClient) -> None:
+        first = await client.session()
+        await client.model(first)
+        await client.post(f"sessions/{first}/finish", {"reason": {"type": "success"}})
+        await client.model(await client.session())
+
+    talk(tmp_path, client, runs=MemoryRuns(places=1))
+
+
 def test_a_model_that_is_refused_is_no_run_and_is_not_listed(tmp_path: Path) -> None:
     async def client(client: TinkerClient) -> None:
         model = await client.model(session := await client.session())
