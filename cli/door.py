@@ -22,7 +22,7 @@ def door(path: Path, /, *overrides: str, port: int | None = None) -> int:
     from antiphon.lineage.door_keys import KEY
     from antiphon.net.security.credentials import KEYS, find_credentials, needed_token_key
     from antiphon.net.security.guard import Guard
-    from antiphon.net.security.keys import TOKEN_KEY, load_public
+    from antiphon.net.security.keys import TOKEN_KEY, ensure_key
     from antiphon.runs.client_runs import open_client_runs
     from antiphon.services.door.server import serve_door
     from antiphon.system.clock import wall_clock
@@ -35,12 +35,13 @@ def door(path: Path, /, *overrides: str, port: int | None = None) -> int:
         resolved = resolved.model_copy(update={"door": resolved.door.model_copy(update={"port": port})})
     make_home(home)
     credentials = find_credentials(resolved.services.credentials)
-    signed_by = needed_token_key(credentials) if credentials else load_public(home / KEYS, TOKEN_KEY)
+    # Made here where nobody was invited yet: keys that are made while the door serves are then let in.
+    signed_by = needed_token_key(credentials) if credentials else ensure_key(home / KEYS, TOKEN_KEY).public
 
     async def serve(stop: StopRequest) -> None:
         clock, stopped = asyncio.get_running_loop().time, asyncio.Event()
         stop.tell(stopped.set)
-        guard = Guard(signed_by, "*", wall_clock, clock) if signed_by else None
+        guard = Guard(signed_by, "*", wall_clock, clock)
         with open_client_runs(resolved, home) as runs:
             try:
                 async with serve_door(resolved, path.stem, runs, home, guard) as url:

@@ -208,6 +208,8 @@ def _scopes(text: str) -> "tuple[Scope, ...]":
         found = tuple(Scope(part.strip()) for part in text.split(",") if part.strip())
     except ValueError:
         raise ConfigError(f"--scopes {text} is not of {', '.join(Scope)}; separate them by commas") from None
+    if Scope.DOOR in found:
+        raise ConfigError(f"--scopes {text} has door among others; a key of the door is made by it alone")
     if not {Scope.ADMIN, Scope.LEASE, Scope.SAMPLE} & {*found}:
         raise ConfigError(
             f"--scopes {text} lets a worker do nothing, since it registers and hands in under a lease; add "

@@ -48,8 +48,8 @@ def runs(*, as_json: Json = False) -> None:
             print("    " + "  ".join(f"{name}={json.dumps(value)}" for name, value in differs.items()))
     if any(run.differs for run in found):
         print("below a run: the keys in which the runs of its name differ")
-    open_ones = [run for run in found if run.state in ("cancelled", "unfinished")]
-    for run in open_ones[:3]:
+    stopped = [run for run in found if run.state in ("cancelled", "unfinished")]
+    for run in [run for run in stopped if run.steps_total is not None][:3]:  # others go on with their clients
         print(f"continue {run.run_id}: {run.next_command}")
     if len(found) > 1:
         print(f"compare: {command()} report {found[1].run_id} {found[0].run_id}")
@@ -66,7 +66,7 @@ def _cells(run: RunSummary) -> tuple[str, ...]:
     figures = run.figures
     best = figures.text("reward_best")
     return (
-        *(run.run_id, run.state, f"{figures.steps}/{run.steps_total}"),
+        *(run.run_id, run.state, f"{figures.steps}" + (f"/{run.steps_total}" if run.steps_total else "")),
         *(figures.text("reward_first"), figures.text("reward_last")),
         best if figures.best_version is None else f"{best} v{figures.best_version}",
         *(_ago(run.begun_at), seconds(figures.wall_s)),

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from antiphon.core.errors import ContractError
 from antiphon.core.frozen import frozen, frozen_by_identity
 from antiphon.core.records import FloatArray, IntArray, SamplingParameters, Trajectory
 
@@ -118,6 +119,18 @@ class SavedWeights:
     def path(self) -> str:
         """Return how clients call it."""
         return f"tinker://{self.run_id}/{self.kind}/{self.name}"
+
+    def check_trainable(self) -> None:
+        """Check that a model can be made of it.
+
+        Raises:
+            ContractError: for `sampler_weights`.
+        """
+        if self.kind != "weights":
+            raise ContractError(
+                f"{self.path} can only be sampled from; load one of tinker://RUN/weights/.., as save_state "
+                "makes them"
+            )
 
 
 @frozen

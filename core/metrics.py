@@ -170,10 +170,12 @@ def batch_metrics(batch: BatchRef) -> dict[str, float]:
     trajectories = sum(histogram.values())
     weighted = sum(staleness * count for staleness, count in histogram.items())
     rates = {} if batch.drafting is None else drafting_rates(batch.drafting)
+    # A client of the door keeps its rewards to itself: nothing was scored here.
+    scored = batch.groups or batch.groups_filtered or batch.reward_mean
+    means = {"reward_mean": batch.reward_mean, "completion_tokens_mean": batch.completion_tokens_mean}
     return {
         **{f"drafting_{name}": value for name, value in rates.items()},
-        "reward_mean": batch.reward_mean,
-        "completion_tokens_mean": batch.completion_tokens_mean,
+        **(means if scored else {}),
         "trajectories_failed": float(batch.trajectories_failed),
         "groups_filtered": float(batch.groups_filtered),
         "groups_dropped_stale": float(batch.groups_dropped_stale),

@@ -27,14 +27,15 @@ class RunSummary:
 
     run_id: str
     state: State
-    steps_total: int
+    steps_total: int | None
+    """None where its client decides."""
     figures: RunFigures
     begun_at: float
     """Unix seconds."""
     differs: dict[str, Any]
     """The keys in which the runs of this name differ, with this run's values."""
     next_command: str
-    """What continues the run, or shows a finished or running one."""
+    """What continues the run, or shows a finished or running one, or one that goes on with its client."""
 
 
 def overview(directories: Iterable[Path]) -> tuple[list[RunSummary], list[str]]:
@@ -111,12 +112,12 @@ def _differences(configs: Sequence[RunConfig]) -> list[dict[str, Any]]:
 
 def _summary(directory: Path, config: RunConfig, differs: dict[str, Any]) -> RunSummary:
     state = state_of(directory)
-    verb = {"running": "status", "finished": "report"}.get(state)
+    verb = {"running": "status", "finished": "report"}.get(state, "report" if config.client_driven else None)
     again = f"run {shlex.quote(str(directory / 'config.yaml'))} --resume {directory.name}"
     return RunSummary(
         run_id=directory.name,
         state=state,
-        steps_total=config.run.steps,
+        steps_total=config.planned_steps,
         figures=read_figures(directory),
         begun_at=(directory / "config.yaml").stat().st_mtime,
         differs=differs,

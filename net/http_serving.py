@@ -26,9 +26,10 @@ def read_json(kind: type[_B], payload: bytes) -> _B:
     try:
         return kind.model_validate_json(payload, strict=True)
     except ValidationError as error:
-        fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        fault = error.errors(include_url=False, include_context=False)[0]
         where = ".".join(map(str, fault["loc"])) or "the body"
-        raise ContractError(f"{where[:200]}: {fault['msg'][:300]}") from None
+        given = "" if isinstance(fault["input"], dict | bytes) else f", but it is {fault['input']!r:.60}"
+        raise ContractError(f"{where[:200]}: {fault['msg'][:300]}{given}") from None
 
 
 def certificate(address: str, bundle: str | None, key: str) -> ssl.SSLContext | None:

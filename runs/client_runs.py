@@ -5,6 +5,7 @@ client's calls, put into files that the learner reads, and its steps, sealed at 
 """
 
 import asyncio
+import gc
 import json
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -81,7 +82,6 @@ class LiveClientRun(ClientRun):
         """Speak for a run that was entered."""
         self._run, self._order, self._info = run, order, info
         self._version = run.committed
-        self._store = ArtifactStore(run.store_root)
         self._calls = run.run_dir / CALLS
         self._calls.mkdir(exist_ok=True)
         self._turn = asyncio.Lock()
@@ -162,11 +162,7 @@ class LiveClientRun(ClientRun):
 
     async def load(self, step: int, source: SavedWeights, optimizer: bool) -> None:
         found = find_saved(self._run.home, source)
-        if source.kind != "weights":
-            raise ContractError(
-                f"{source.path} can only be sampled from; load one of tinker://RUN/weights/.., as save_state "
-                "makes them"
-            )
+        source.check_trainable()
         if found.order.rank != self._order.rank or found.order.targets != self._order.targets:
             raise ContractError(
                 f"{source.path} has adapters of rank {found.order.rank}, this model of {self._order.rank}; "
@@ -195,7 +191,8 @@ class LiveClientRun(ClientRun):
         async with self._turn:
             if step > self._version:
                 raise ContractError(f"step {step} is not the next one; the model has version {self._version}")
-            digest = await asyncio.to_thread(self._store.put, payload)
+            store = ArtifactStore(self._run.store_root)  # keeps `antiphon gc` out until the step is sealed
+            digest = await asyncio.to_thread(store.put, payload)
             sealing = partial(self._run.coordinator.seal_client_step, step, digest, rows, tokens)
             refusal: Exception | None = None
             try:
@@ -302,6 +299,7 @@ class HomeClientRuns(ClientRuns):
         self._places: dict[str, _Place] = {}
 
     async def create(self, run_id: str, order: ModelOrder) -> ClientRun:
+        self._check_place(run_id)
         folder = self._home / "runs" / run_id
         known = (folder / MODEL).exists()  # written last: a killed process may have left the rest
         if not known and not (folder / STARTS).exists():
@@ -325,11 +323,7 @@ class HomeClientRuns(ClientRuns):
             await self.close(run_id)
             place = None
         if place is None:
-            if len(self._places) >= self._config.door.models:
-                raise ContractError(
-                    f"all {self._config.door.models} places for models are taken, by "
-                    f"{', '.join(self._places)}; end a session, or serve more with door.models"
-                )
+            self._check_place(run_id)
             place = self._places[run_id] = _Place(ThreadPoolExecutor(1, f"run-{run_id}"))
         async with place.lock:
             if self._places.get(run_id) is not place:  # it was left while this waited
@@ -341,6 +335,15 @@ class HomeClientRuns(ClientRuns):
                     await self._leave(run_id, place)
                     raise
             return place.run
+
+    def _check_place(self, run_id: str) -> None:
+        section = self._config.door
+        if run_id not in self._places and len(self._places) >= section.models:
+            raise ContractError(
+                f"all {section.models} places for models are taken, by {', '.join(self._places)}; end that "
+                "client's session, wait until a client that is gone was silent for door.session_timeout_s="
+                f"{section.session_timeout_s:g}, or serve more with door.models"
+            )
 
     async def close(self, run_id: str) -> None:
         if (place := self._places.get(run_id)) is not None:
@@ -406,6 +409,8 @@ class HomeClientRuns(ClientRuns):
                 await asyncio.get_running_loop().run_in_executor(place.thread, live.close)
         finally:
             place.thread.shutdown(wait=False)
+            del live
+            gc.collect()  # its parts refer to each other, and keep `antiphon gc` out as long as they exist
 
 
 @contextmanager

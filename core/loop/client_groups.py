@@ -80,7 +80,7 @@ def check_request(
         f"there are more than {MOST_STOPS} stop sequences; give fewer": (
             max(len(sampling.stop), len(sampling.stop_token_ids)) > MOST_STOPS
         ),
-        f"a stop sequence has no character, more than {LONGEST_STOP}, or half a one": any(
+        f"stop has a text of no character, of more than {LONGEST_STOP}, or with half of one": any(
             not text or len(text) > LONGEST_STOP or "\ufffd" in text for text in sampling.stop
         ),
         "stop sequences as texts cannot be looked for here; give token ids": bool(sampling.stop)

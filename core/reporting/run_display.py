@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from antiphon.core.config_sections import MOST_STEPS
 from antiphon.core.records import StepCommit
 from antiphon.core.reporting.alarms import failing_swaps
 from antiphon.core.reporting.figures import UNKNOWN, score, score_name, share
@@ -114,12 +115,13 @@ def status_rows(status: RunStatus) -> list[Row]:
     """Say how a run goes; what did not happen has no row."""
     commit, scores = status.last_commit, status.scores
     of_step = "" if commit is None else f" (step {commit.step})"
+    planned = f" of {status.steps_total}" if status.steps_total < MOST_STEPS else ""  # a client decides
     within = status.reward_range
     held_out = score(scores[-1].reward_mean if scores else None, within)
     if len(scores) > 1:
         held_out += f", from {score(scores[0].reward_mean, within)} at version {scores[0].version}"
     rows = [
-        Row("step", f"{status.committed_steps} of {status.steps_total}", "steps"),
+        Row("step", f"{status.committed_steps}{planned}", "steps"),
         Row("reward", score(reward_of(commit), within) + of_step),
         Row(f"held-out {score_name(within)}", held_out),
         Row("staleness", staleness_words(status.staleness_histogram), "in all steps"),

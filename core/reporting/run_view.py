@@ -295,10 +295,13 @@ class RunView:
         booked, self._filtered = self._filtered[:early], self._filtered[early:]
         drafted = (self._drafted.pop(group, None) for group in groups)
         self._booked[int(data["step"])] = [*booked, *(one for one in drafted if one is not None)]
+        # As in `batch_metrics`: nothing was scored where a client of the door keeps its rewards to itself.
+        scored = groups or data.get("groups_filtered") or data.get("reward_mean")
+        shown = [name for name in _OF_BATCH if name in data and (scored or not name.endswith("_mean"))]
         self._sealed[int(data["step"])] = (
             at,
             {
-                **{name: data[name] for name in _OF_BATCH if name in data},
+                **{name: data[name] for name in shown},
                 "groups": len(data.get("group_ids", ())),
                 "staleness": {int(age): int(n) for age, n in data.get("staleness", ())},
                 "epoch": max(epochs, default=None),

@@ -132,7 +132,7 @@ def check_access(
     if claims.token_id in revoked:
         raise Refusal(Denial.UNKNOWN, f"{token} of {name} was revoked; ask for a new one")
     if name in revoked:
-        raise Refusal(Denial.FORBIDDEN, f"worker {name} was excluded from this run")
+        raise Refusal(Denial.FORBIDDEN, f"{name} was excluded from this run")
     if claims.run_id not in (ANY_RUN, run_id):
         raise Refusal(
             Denial.FORBIDDEN,

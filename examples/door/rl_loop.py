@@ -99,16 +99,19 @@ def main() -> None:
     parser.add_argument("--save", help="name under which the last weights are kept")
     given = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(given.folder)
-    service = tinker.ServiceClient()
-    if given.load:
-        training = service.create_training_client_from_state_with_optimizer(given.load).result()
-    else:
-        training = service.create_lora_training_client(base_model=given.model).result()
-    for number in range(given.first, given.first + given.steps):
-        print(json.dumps(step(training, tokenizer, given, number)), flush=True)
-    if given.save:
-        print(json.dumps({"saved": training.save_state(given.save).result().path}), flush=True)
-    service.close("success").result()
+    service, ended = tinker.ServiceClient(), "interrupted"
+    try:
+        if given.load:
+            training = service.create_training_client_from_state_with_optimizer(given.load).result()
+        else:
+            training = service.create_lora_training_client(base_model=given.model).result()
+        for number in range(given.first, given.first + given.steps):
+            print(json.dumps(step(training, tokenizer, given, number)), flush=True)
+        if given.save:
+            print(json.dumps({"saved": training.save_state(given.save).result().path}), flush=True)
+        ended = "success"
+    finally:  # also after Ctrl-C: the next client need not wait until this one counts as gone
+        service.close(ended).result()
 
 
 if __name__ == "__main__":

@@ -47,17 +47,20 @@ def main() -> None:
     rows = [json.loads(line) for line in given.file.read_text().splitlines()]
     data = [datum(tokenizer, row["prompt"], row["completion"]) for row in rows]
     learned = [float(np.sum(one.loss_fn_inputs["weights"].to_numpy())) for one in data]
-    service = tinker.ServiceClient()
-    training = service.create_lora_training_client(base_model=given.model).result()
-    adam = types.AdamParams(learning_rate=given.learning_rate, grad_clip_norm=1.0)
-    for step in range(given.steps):
-        places = [(step * given.rows + row) % len(data) for row in range(given.rows)]
-        done = training.forward_backward([data[place] for place in places], "cross_entropy")
-        stepped = training.optim_step(adam)
-        loss = done.result().metrics["loss:sum"] / sum(learned[place] for place in places)
-        stepped.result()
-        print(json.dumps({"step": step, "loss": round(loss, 4)}), flush=True)
-    service.close("success").result()
+    service, ended = tinker.ServiceClient(), "interrupted"
+    try:
+        training = service.create_lora_training_client(base_model=given.model).result()
+        adam = types.AdamParams(learning_rate=given.learning_rate, grad_clip_norm=1.0)
+        for step in range(given.steps):
+            places = [(step * given.rows + row) % len(data) for row in range(given.rows)]
+            done = training.forward_backward([data[place] for place in places], "cross_entropy")
+            stepped = training.optim_step(adam)
+            loss = done.result().metrics["loss:sum"] / sum(learned[place] for place in places)
+            stepped.result()
+            print(json.dumps({"step": step, "loss": round(loss, 4)}), flush=True)
+        ended = "success"
+    finally:  # also after Ctrl-C: the next client need not wait until this one counts as gone
+        service.close(ended).result()
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from antiphon.net.security.credentials import SERVICES_NAME
 from antiphon.net.security.keys import TOKEN_KEY, SigningKey, public_key, write_private
 
 ALGORITHM = "EdDSA"
-_NO_TOKEN = "this is no access token; make one with `antiphon invite WORKER --run RUN`"
+_NO_TOKEN = "this is no access token; `antiphon invite NAME` makes one, for a run or for the door"
 LONGEST_TOKEN = 2048
 """Characters; nothing longer is looked at."""
 

@@ -280,7 +280,7 @@ class Door:
         """Give up weights whose time is over; return the paths of those that stay."""
         stay = set()
         for one in await asyncio.to_thread(self._runs.saved):
-            if one.expires_at is None or one.expires_at >= wall_clock():
+            if not _is_over(one):
                 stay.add(one.saved.path)
                 continue
             try:
@@ -457,6 +457,7 @@ class Door:
         name = f"{session.id}:train:{said.model_seq_id}"
         if name not in self.models:
             found, base = self._find(owner, said.path), self.base_models[0]
+            found.saved.check_trainable()
             await self._add_model(
                 name, session, said.model_seq_id, base, found.order.rank, said.user_metadata
             )
@@ -545,6 +546,8 @@ class Door:
         if line.lost:
             sentence, line.lost = line.lost, ""
             raise ContractError(sentence)
+        if future.seq == 0:  # a client that just ended may have the place that the new model needs
+            await self._close_silent()
         match future.call:
             case "create_model":
                 said = read_json(wire.NewModel, body)
@@ -653,7 +656,7 @@ class Door:
 
     async def _save(self, model: Model, kind: Any, name: str, said: wire.SaveWeights) -> SavedVersion:
         run, saved = await self._run(model.run_id), SavedWeights(model.run_id, kind, name)
-        before = self._runs.find(saved)
+        before = self._kept(saved)
         if said.path is not None and _EPHEMERAL.fullmatch(said.path):
             raise ContractError(f"{said.path} names weights of a sampling session; give another name")
         if before is not None and before.version != run.version and not said.overwrite:
@@ -691,6 +694,11 @@ class Door:
         own = {one.run_id for one in self.models.values() if self._owns(owner, one.session)}
         return {*self._runs.runs()} if owner == HERE else own & {*self._runs.runs()}
 
+    def _kept(self, saved: SavedWeights) -> SavedVersion | None:
+        """Return saved weights whose time is not over; those whose is are dropped a little later."""
+        found = self._runs.find(saved)
+        return None if found is None or _is_over(found) else found
+
     def _find(self, owner: str, path: str) -> SavedVersion:
         """Return what is saved under a path.
 
@@ -698,7 +706,7 @@ class Door:
             ContractError: when nothing of this owner is.
         """
         saved = saved_at(path)
-        found = self._runs.find(saved) if saved.run_id in self._runs_of(owner) else None
+        found = self._kept(saved) if saved.run_id in self._runs_of(owner) else None
         if found is None:
             raise ContractError(f"{path[:120]} is not here; list the checkpoints that are")
         return found
@@ -732,12 +740,13 @@ class Door:
                 "expires_at": None if one.expires_at is None else _time(one.expires_at),
             }
             for one in self._runs.saved(run_id)
-            if one.saved.run_id in mine and not _EPHEMERAL.fullmatch(one.saved.name)
+            if one.saved.run_id in mine and not _is_over(one) and not _EPHEMERAL.fullmatch(one.saved.name)
         ]
         return {"checkpoints": found, **_all(found)}
 
     async def training_runs(self, owner: str) -> dict[str, Any]:
-        """Return the models of an owner."""
+        """Return the models of an owner, but those that were refused."""
+        created = {*self._runs.runs()}
         found = [
             {
                 "training_run_id": one.run_id,
@@ -749,7 +758,7 @@ class Door:
                 "user_metadata": wire.text(one.metadata),
             }
             for one in self.models.values()
-            if self._owns(owner, one.session)
+            if self._owns(owner, one.session) and one.run_id in created
         ]
         return {"training_runs": found, **_all(found)}
 
@@ -943,6 +952,10 @@ def _order(model: Model, said: wire.NewModel) -> ModelOrder:
 def _session(name: str) -> str:
     """Return the session of a model or sampler by its name."""
     return name.partition(":")[0]
+
+
+def _is_over(saved: SavedVersion) -> bool:
+    return saved.expires_at is not None and saved.expires_at <= wall_clock()
 
 
 def _at(sequences: Sequence[Trajectory], place: str) -> Trajectory | None:

@@ -119,6 +119,7 @@ class DoorServer:
             _log.warning("door.unserved", call=path)
             return _error(error.status, f"{path} is not served here ({error.reason})")
         except UnavailableError as error:
+            _log.warning("door.unavailable", reason=str(error))  # clients try again, and say nothing
             return _error(503, str(error), "server")
         except AntiphonError as error:
             return _error(_STATUS.get(type(error), 400), str(error))
@@ -185,7 +186,7 @@ class DoorServer:
         return _json({"calls": dict(self._calls), "unserved": dict(self._unserved)} | said)
 
 
-def admission(home: Path, secret: str, guard: Guard | None) -> Callable[[str], str]:
+def admission(home: Path, secret: str, guard: Guard) -> Callable[[str], str]:
     """Return what tells whose key a request shows: the home's own, or an access token for the door."""
 
     def barred() -> Collection[str]:
@@ -203,18 +204,18 @@ def admission(home: Path, secret: str, guard: Guard | None) -> Callable[[str], s
             )
         if hmac.compare_digest(key, secret):
             return HERE
-        if guard is None:
-            raise Refusal(
-                Denial.UNKNOWN, f"this is not the key in {KEY} of the home, and no others were made"
-            )
-        return f"key/{guard.check_bearer(f'Bearer {key.removeprefix(PREFIX)}', Scope.DOOR, barred())}"
+        try:
+            return f"key/{guard.check_bearer(f'Bearer {key.removeprefix(PREFIX)}', Scope.DOOR, barred())}"
+        except Refusal as refusal:
+            more = f"keys are in {KEY} of the door's home, or made by `antiphon invite NAME --scopes door`"
+            raise Refusal(refusal.denial, f"{refusal} ({more})") from None
 
     return admit
 
 
 @asynccontextmanager
 async def serve_door(
-    config: RunConfig, name: str, runs: ClientRuns, home: Path, guard: Guard | None
+    config: RunConfig, name: str, runs: ClientRuns, home: Path, guard: Guard
 ) -> AsyncIterator[str]:
     """Serve clients while the block lasts; yields the address they are given.
 

@@ -159,7 +159,9 @@ class Accumulation:
         # The other ranks wait for each one's part.
         own = _Open("cross_entropy", {}, [_NOTHING]) if idle else parts[ranks.rank]
         batch = make_client_batch(own.data, own.loss, own.config, self._engine.vocabulary)
-        found, of_rows = self._engine.add_client(batch, backward)
+        # As the client counts them.
+        names = ["a datum of an earlier call" if at is None else f"datum {at}" for at in own.places]
+        found, of_rows = self._engine.add_client(batch, names or [""], backward)
         self._progress.add()
         real = torch.where(batch.positions.mask > 0, found, 0.0).double().numpy()
         rows = np.argsort(batch.order)

@@ -288,12 +288,13 @@ class DeepSpeedEngine:
 
     @_refusal_named()
     def add_client(
-        self, batch: ClientBatch, backward: bool = True
+        self, batch: ClientBatch, names: Sequence[str], backward: bool = True
     ) -> tuple[torch.Tensor, npt.NDArray[np.float64]]:
         """Add the gradients of a client's data to those of the update under way, of all ranks together.
 
         Args:
             batch: the micro-batch of this rank.
+            names: what its data are called, in the order in which they were given.
             backward: False computes the same and adds nothing.
 
         Returns:
@@ -314,10 +315,10 @@ class DeepSpeedEngine:
         problem = None
         if not bool(sound.all()) or not math.isfinite(float(loss.detach())):
             wrong = (~sound).any(1).nonzero()
+            where = names[batch.order[int(wrong[0]) if len(wrong) else 0]]
             problem = IntegrityError(
-                f"the loss {batch.loss} is {float(loss.detach())}, or its ratio overflows, at datum "
-                f"{batch.order[int(wrong[0]) if len(wrong) else 0]} of a micro-batch; look at its logprobs, "
-                "weights and advantages"
+                f"the loss {batch.loss} is {float(loss.detach())}, or its ratio overflows, at {where}; look "
+                "at its logprobs, weights and advantages"
             )
         self._ranks.agree(problem)
         if backward:

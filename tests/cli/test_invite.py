@@ -111,3 +111,6 @@ def test_keys_of_the_front_door_are_printed_and_taken_back(
     assert (tmp_path / BARRED).read_text().split() == [claims.token_id]
     for words in ([], ["a b"], ["ada", "--hours", "0"]):
         assert execute(["invite", *words, *door]) == 2
+    capsys.readouterr()
+    assert execute(["invite", "ada", "--scopes", "door,lease"]) == 2
+    assert "--scopes door,lease has door among others" in capsys.readouterr().err

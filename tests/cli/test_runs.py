@@ -48,6 +48,18 @@ def test_runs_are_listed_newest_first_with_what_differs_and_how_to_continue(
     assert "./antiphon report small-b other-a" in said
 
 
+def test_a_run_that_a_client_drives_has_no_planned_steps_and_goes_on_with_its_client(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record_run(home, "door-a", 2, environment__name="client")
+    assert execute(["runs"]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"^door-a +unfinished +2 ", said, re.MULTILINE) and "continue door-a" not in said
+    assert execute(["runs", "--json"]) == 0
+    (run,) = json.loads(capsys.readouterr().out)
+    assert run["steps_total"] is None and run["next"] == f"{command()} report door-a"
+
+
 def test_runs_as_json_has_every_figure(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record_run(home, "small-a", 4)
     assert execute(["runs", "--json"]) == 0

@@ -1,11 +1,14 @@
 """Client runs: a step that cannot be made is told to its client, and the next one follows."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -22,8 +25,9 @@ from antiphon.lineage.client_steps import encode_result, encode_step
 from antiphon.lineage.saved_weights import MODEL, SavedNote, saved_folder, write_note, write_order
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.runs import client_runs, directory
-from antiphon.runs.client_runs import HomeClientRuns, LiveClientRun
+from antiphon.runs.client_runs import HomeClientRuns, LiveClientRun, _Place
 from antiphon.runs.clients import ClientLoop
+from antiphon.runs.live_run import LiveRun
 from tests.support.client_calls import client_config, make_call
 
 ADAM = AdamParameters()
@@ -218,3 +222,34 @@ def test_a_model_whose_creation_was_cut_off_is_created_again(
     with pytest.raises(ContractError, match="was created with other settings"):
         asyncio.run(runs.create("one", ModelOrder(rank=4)))
     assert opened == ["one"] * 3
+
+
+def test_a_model_without_a_free_place_leaves_no_folder(tmp_path: Path) -> None:
+    runs = HomeClientRuns(client_config(Path("model")), tmp_path)
+    with ThreadPoolExecutor(1) as thread:
+        runs._places["first"] = _Place(thread)
+        with pytest.raises(ContractError, match=r"taken, by first; .* door.session_timeout_s=120, or serve"):
+            asyncio.run(runs.create("second", ModelOrder(rank=0)))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_nothing_of_a_run_is_left_once_it_was_closed(tmp_path: Path) -> None:
+    """What is left holds the store's lock, so that `antiphon gc` would wait for the door to end."""
+
+    class Run:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def close(self) -> None:
+            """Nothing."""
+
+    runs, live = HomeClientRuns(client_config(Path("model")), tmp_path), Run()
+    runs._places["one"] = _Place(ThreadPoolExecutor(1), cast("LiveRun", live))
+    left = weakref.ref(live)
+    del live
+    gc.disable()
+    try:
+        asyncio.run(runs.close("one"))
+        assert left() is None and not runs._places
+    finally:
+        gc.enable()

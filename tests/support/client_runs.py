@@ -149,15 +149,19 @@ class MemoryRuns(ClientRuns):
     async def create(self, run_id: str, order: ModelOrder) -> ClientRun:
         if order.rank > 64:
             raise ContractError(f"rank {order.rank} is larger than door.most_rank=64; ask for a smaller one")
+        self._check_place(run_id)
         self.all.setdefault(run_id, MemoryRun(self, run_id, order))
         return await self.open(run_id)
+
+    def _check_place(self, run_id: str) -> None:
+        if run_id not in self.up and len(self.up) >= self.places:
+            raise ContractError(f"all {self.places} places for models are taken")
 
     async def open(self, run_id: str) -> ClientRun:
         if run_id not in self.all:
             raise ContractError(f"there is no model {run_id} here; create it first")
+        self._check_place(run_id)
         if run_id not in self.up:
-            if len(self.up) >= self.places:
-                raise ContractError(f"all {self.places} places for models are taken")
             self.up.append(run_id)
             self.opened += 1
         return self.all[run_id]

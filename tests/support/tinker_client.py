@@ -10,10 +10,14 @@ import aiohttp
 import numpy as np
 
 from antiphon.core.config import build_config
+from antiphon.core.trust.access_tokens import ANY_RUN
 from antiphon.lineage.door_keys import KEY
+from antiphon.net.security.credentials import KEYS
 from antiphon.net.security.guard import Guard
+from antiphon.net.security.keys import TOKEN_KEY, ensure_key
 from antiphon.protos import tinker_pb2 as pb
 from antiphon.services.door.server import serve_door
+from antiphon.system.clock import wall_clock
 from tests.support.client_runs import MemoryRuns
 
 BASE = "Qwen/Qwen3-8B-Base"
@@ -106,6 +110,11 @@ def step(model: str, seq_id: int, **adam: float) -> dict[str, Any]:
     return {"model_id": model, "seq_id": seq_id, "adam_params": {"learning_rate": 1e-4, **adam}}
 
 
+def home_guard(home: Path) -> Guard:
+    """Return what checks the keys of a home, as the command does."""
+    return Guard(ensure_key(home / KEYS, TOKEN_KEY).public, ANY_RUN, wall_clock, wall_clock)
+
+
 @asynccontextmanager
 async def served(
     home: Path, runs: MemoryRuns, guard: Guard | None = None, **door: Any
@@ -114,5 +123,8 @@ async def served(
     services = {"stall_timeout_s": door.pop("stall_timeout_s", 300.0)}
     tree = {"model": {"path": "tiny"}, "services": services, "door": {"base_models": [BASE], **door}}
     config = build_config(tree)
-    async with serve_door(config, "probe", runs, home, guard) as url, aiohttp.ClientSession() as http:
+    async with (
+        serve_door(config, "probe", runs, home, guard or home_guard(home)) as url,
+        aiohttp.ClientSession() as http,
+    ):
         yield TinkerClient(http, url, (home / KEY).read_text().strip(), runs)

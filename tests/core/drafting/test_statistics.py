@@ -254,6 +254,13 @@ def test_figures_of_groups_that_left_early_are_booked_once() -> None:
 BATCH = BatchRef(0, "b" * 64, "c" * 64, 16, 2, 0, 0, 400, 0.5, {0: 16}, 25.0)
 
 
+def test_a_batch_of_which_nothing_was_scored_says_nothing_of_rewards() -> None:
+    driven = dataclasses.replace(BATCH, groups=0, reward_mean=0.0)  # by a client of the door
+    assert {"reward_mean", "completion_tokens_mean"} == {*batch_metrics(BATCH)} - {*batch_metrics(driven)}
+    filtered = dataclasses.replace(driven, groups_filtered=2)
+    assert batch_metrics(filtered)["reward_mean"] == 0.0
+
+
 def test_a_commit_says_what_drafting_did_and_nothing_without_it() -> None:
     plain = batch_metrics(BATCH)
     assert set(plain) == {metric.name for metric in BATCH_METRICS}

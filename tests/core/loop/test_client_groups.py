@@ -44,7 +44,7 @@ def sampled_as(**changes: Any) -> dict[str, Any]:
         ("r", sampled_as(stop_token_ids=(50,)), "token id 50 is not in the vocabulary of 50"),
         ("r", sampled_as(stop_token_ids=(-1,)), "token id -1"),
         ("r", sampled_as(stop_token_ids=tuple(range(50)) * 2), "more than 64 stop sequences"),
-        ("r", sampled_as(stop=("",)), "a stop sequence has no character"),
+        ("r", sampled_as(stop=("",)), "stop has a text of no character"),
         ("r", sampled_as(stop=("end",)), "as texts cannot be looked for here"),
         ("r", sampled_as(temperature=math.nan), "temperature=nan is not in 0..10"),
         ("r", sampled_as(top_p=0.0), "top_p=0.0 is no share"),

@@ -158,6 +158,52 @@ def test_a_run_that_found_no_place_does_not_end_the_door(
     talk(tmp_path, client, runs=MemoryRuns(places=1))
 
 
+def test_weights_whose_time_is_over_are_neither_listed_nor_loaded_and_their_name_is_free(
+    tmp_path: Path,
+) -> None:
+    async def client(client: TinkerClient) -> None:
+        model = await client.model(session := await client.session())
+        body = {"model_id": model, "path": "short"}
+        path = (await client.done("save_weights", body | {"seq_id": 1, "ttl_seconds": 1e-6}))["path"]
+        assert (await client.ask("GET", "checkpoints"))[1]["checkpoints"] == []
+        assert "is not here" in await client.refused(
+            "load_weights", {"model_id": model, "seq_id": 2, "path": path}
+        )
+        new = {"session_id": session, "sampling_session_seq_id": 0, "model_path": path}
+        assert (await client.ask("POST", "create_sampling_session", new))[0] == 400
+        await client.done("optim_step", step(model, 3))
+        assert (await client.done("save_weights", body | {"seq_id": 4}))["path"] == path
+
+    talk(tmp_path, client)
+
+
+def test_who_ends_gives_its_place_back_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door_module, "TICK_S", 600.0)
+
+    async def client(client: TinkerClient) -> None:
+        first = await client.session()
+        await client.model(first)
+        await client.post(f"sessions/{first}/finish", {"reason": {"type": "success"}})
+        await client.model(await client.session())
+
+    talk(tmp_path, client, runs=MemoryRuns(places=1))
+
+
+def test_a_model_that_is_refused_is_no_run_and_is_not_listed(tmp_path: Path) -> None:
+    async def client(client: TinkerClient) -> None:
+        model = await client.model(session := await client.session())
+        saving = {"model_id": model, "seq_id": 1, "path": "sampled"}
+        path = (await client.done("save_weights_for_sampler", saving))["path"]
+        new = {"session_id": session, "model_seq_id": 1, "path": path}
+        assert "can only be sampled from" in await client.refused("load_weights", new)
+        other = {"session_id": session, "model_seq_id": 2, "base_model": BASE}
+        assert "places" in await client.refused("create_model", other)
+        listed = (await client.ask("GET", "training_runs"))[1]["training_runs"]
+        assert [one["training_run_id"] for one in listed] == list(client.runs.all) == [f"probe-{session}-0"]
+
+    talk(tmp_path, client, runs=MemoryRuns(places=1))
+
+
 def test_a_time_to_live_that_no_calendar_has_is_refused(tmp_path: Path) -> None:
     async def client(client: TinkerClient) -> None:
         model = await client.model(await client.session())

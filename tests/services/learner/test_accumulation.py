@@ -37,7 +37,7 @@ class WritingEngine:
         self.passes, self.fails = 0, fails
 
     def add_client(
-        self, batch: ClientBatch, backward: bool = True
+        self, batch: ClientBatch, names: Sequence[str], backward: bool = True
     ) -> tuple[torch.Tensor, npt.NDArray[np.float64]]:
         self.passes += 1
         if self.passes >= self.fails:

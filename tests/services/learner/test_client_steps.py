@@ -289,8 +289,11 @@ def test_a_ratio_that_overflows_is_refused_before_it_spoils_the_gradients(
         for one in good.data
     ]
     far = [replace(one, inputs={**one.inputs, "logprobs": -one.inputs["logprobs"]}) for one in far]
-    with pytest.raises(IntegrityError, match=f"the loss {loss} is .* its ratio overflows, at datum"):
-        give(trainer, [TrainingCall(loss, {}, tuple(far))])
+    with pytest.raises(
+        IntegrityError, match=f"the loss {loss} is .* its ratio overflows, at datum 1;"
+    ) as raised:
+        give(trainer, [good, TrainingCall(loss, {}, (good.data[0], *far[1:]))])
+    assert type(raised.value) is IntegrityError  # so that it arrives as one at other processes
     assert not trainer.held_calls()
     give(trainer, [good])
     assert step(trainer, [good]).metrics["gradient_norm"] > 0
