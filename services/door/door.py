@@ -656,7 +656,7 @@ class Door:
 
     async def _save(self, model: Model, kind: Any, name: str, said: wire.SaveWeights) -> SavedVersion:
         run, saved = await self._run(model.run_id), SavedWeights(model.run_id, kind, name)
-        before = self._kept(saved)
+        before = self._saved(saved)
         if said.path is not None and _EPHEMERAL.fullmatch(said.path):
             raise ContractError(f"{said.path} names weights of a sampling session; give another name")
         if before is not None and before.version != run.version and not said.overwrite:
@@ -694,7 +694,7 @@ class Door:
         own = {one.run_id for one in self.models.values() if self._owns(owner, one.session)}
         return {*self._runs.runs()} if owner == HERE else own & {*self._runs.runs()}
 
-    def _kept(self, saved: SavedWeights) -> SavedVersion | None:
+    def _saved(self, saved: SavedWeights) -> SavedVersion | None:
         """Return saved weights whose time is not over; those whose is are dropped a little later."""
         found = self._runs.find(saved)
         return None if found is None or _is_over(found) else found
@@ -706,7 +706,7 @@ class Door:
             ContractError: when nothing of this owner is.
         """
         saved = saved_at(path)
-        found = self._kept(saved) if saved.run_id in self._runs_of(owner) else None
+        found = self._saved(saved) if saved.run_id in self._runs_of(owner) else None
         if found is None:
             raise ContractError(f"{path[:120]} is not here; list the checkpoints that are")
         return found

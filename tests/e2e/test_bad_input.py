@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from antiphon.runs.servers.prefect_server import answers
+from tests.support.bubblewrap import needs_bubblewrap
 from tests.support.main_job import (
     PROJECT,
     QUICKSTART,
@@ -145,6 +146,7 @@ def test_a_worker_of_another_run_and_of_no_run_is_refused(tmp_path: Path) -> Non
 
 @pytest.mark.engine
 def test_a_loss_that_is_no_number_ends_the_run_with_the_reason(standing: Standing, tmp_path: Path) -> None:
+    needs_bubblewrap()
     # Fixed mode, and no step beyond the bound: every batch comes from the base model,
     # so it is the learner, and nobody else, who meets the weights that step 0 spoiled.
     # The run is that of examples/math.yaml, which no other test trains.

@@ -37,6 +37,7 @@ from antiphon.runs.suites import (
 )
 from antiphon.services.rollout.suite_worker import SAMPLES, SuiteSample
 from antiphon.system.processes import ChildProcess
+from tests.support.bubblewrap import needs_bubblewrap
 from tests.support.recorded_folders import record_run
 
 MODEL = Path(__file__).resolve().parents[2] / "examples" / "models" / "chain-sum"
@@ -274,6 +275,7 @@ def test_a_folder_without_the_file_and_a_group_with_some(tmp_path: Path) -> None
 
 
 def test_references_that_cannot_be_compared_are_named_before_anything_is_sampled(tmp_path: Path) -> None:
+    needs_bubblewrap()
     file, said = tmp_path / "sums.jsonl", list[str]()
     rows = [
         {"problem": f"{n} + 0 =", "answer": r"\frac{5055}{2^{15}" if n < 2 else f"{n}"} for n in range(50)
