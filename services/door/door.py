@@ -163,6 +163,8 @@ class Door:
         self._base = asyncio.Lock()
         self._turns: dict[str, asyncio.Lock] = {}
         """Run -> held while it is opened or closed."""
+        self._naming: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """Run -> held while a name of its saved weights is given or taken away."""
         self._running: set[asyncio.Task[None]] = set()
         self._users: defaultdict[str, set[str]] = defaultdict(set)
         """Run -> sessions whose models or samplers it has."""
@@ -284,15 +286,21 @@ class Door:
                 stay.add(one.saved.path)
                 continue
             try:
-                await self._drop(one.saved)
-                _log.info("weights.expired", path=one.saved.path)
+                if await self._drop(one.saved, expired=True):
+                    _log.info("weights.expired", path=one.saved.path)
+                else:
+                    stay.add(one.saved.path)
             except UnavailableError as error:  # others may go nevertheless
                 _log.warning("weights.stay", path=one.saved.path, error=str(error))
         return stay
 
-    async def _drop(self, saved: SavedWeights) -> None:
-        async with self._turns.setdefault(saved.run_id, asyncio.Lock()):
+    async def _drop(self, saved: SavedWeights, expired: bool = False) -> bool:
+        """Give up saved weights; `expired`: only when their time is over still, they may be saved again."""
+        async with self._naming[saved.run_id], self._turns.setdefault(saved.run_id, asyncio.Lock()):
+            if expired and self._saved(saved) is not None:
+                return False
             await self._runs.drop(saved)
+            return True
 
     async def _forget(self, stay: set[str]) -> None:
         """Forget what is over, once the answers to it are forgotten; `stay` are the paths of saved weights.
@@ -661,7 +669,8 @@ class Door:
             raise ContractError(f"{said.path} names weights of a sampling session; give another name")
         if before is not None and before.version != run.version and not said.overwrite:
             raise ContractError(f"{saved.path} is there already; give another name, or overwrite it")
-        return await run.save(saved, said.ttl_seconds)
+        async with self._naming[model.run_id]:
+            return await run.save(saved, said.ttl_seconds)
 
     async def _save_for_sampler(self, model: Model, said: wire.SaveForSampler) -> tuple[Form, bytes]:
         number = said.sampling_session_seq_id

@@ -2,13 +2,16 @@
 
 import asyncio
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from antiphon.api.client_run import SavedVersion
 from antiphon.core.errors import UnavailableError
 from antiphon.services.door import door as door_module
+from antiphon.system.clock import wall_clock
 from tests.services.door.test_door import talk
 from tests.support.client_runs import MemoryRuns
 from tests.support.tinker_client import BASE, TinkerClient, sampling, step, training
@@ -48,6 +51,33 @@ def test_weights_of_a_closed_run_go_when_their_time_is_over_and_nothing_is_start
 
     talk(tmp_path, client, runs=runs)
     assert [one.name for one in runs.kept] == ["p3"]
+
+
+def test_a_name_that_is_saved_again_while_its_expiry_is_looked_at_stays(tmp_path: Path) -> None:
+    class Late(MemoryRuns):
+        """Lists as expired what a client saves again right after."""
+
+        again = False
+
+        def saved(self, run_id: str | None = None) -> Sequence[SavedVersion]:
+            found = super().saved(run_id)
+            over = [one for one in found if one.expires_at is not None and one.expires_at <= wall_clock()]
+            for one in over:
+                self.kept[one.saved] = replace(one, expires_at=None)
+                self.again = True
+            return found
+
+    runs = Late()
+
+    async def client(client: TinkerClient) -> None:
+        model = await client.model(await client.session())
+        await client.done("save_weights", {"model_id": model, "seq_id": 1, "path": "p", "ttl_seconds": 0.1})
+        await until(lambda: runs.again)
+        await client.done("save_weights", {"model_id": model, "seq_id": 2, "path": "q", "ttl_seconds": 0.1})
+        await until(lambda: all(one.expires_at is None for one in runs.kept.values()))
+
+    talk(tmp_path, client, runs=runs)
+    assert sorted(one.name for one in runs.kept) == ["p", "q"] and not runs.dropped
 
 
 def test_a_loop_of_500_samplers_leaves_a_few(tmp_path: Path) -> None:
