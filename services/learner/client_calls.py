@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import structlog
+
 from antiphon.core.digests import check_digest, digest_bytes
 from antiphon.core.errors import ContractError, IntegrityError
 from antiphon.lineage.client_steps import decode_call, encode_result
@@ -17,6 +19,7 @@ from antiphon.services.learner.step import Trainer
 from antiphon.system.files import write_atomically
 
 CALLS = "calls"
+_log = structlog.get_logger(__name__)
 
 
 class ClientCalls:
@@ -26,7 +29,7 @@ class ClientCalls:
         """Prepare; `model` scores tokens, `saved` has what the client keeps."""
         self._folder, self._trainer, self._saved = run_dir / CALLS, trainer, saved
         self.model = model
-        self.note, self.again, self.drop = saved.note, saved.write, saved.drop
+        self.again, self.drop = saved.write, saved.drop
 
     def answered(self, digest: str) -> bool:
         """Return whether the result of a call is there, whichever version it was done by."""
@@ -65,6 +68,14 @@ class ClientCalls:
             call = replace(call, forward_only=True)
         write_atomically(result, encode_result(self._trainer.call(call, digest)))
         return len(self._trainer.held_calls()), True
+
+    def note(self, kind: str, name: str) -> SavedNote | None:
+        """Return what a name stands for, or None; also where its note is damaged: saving again mends it."""
+        try:
+            return self._saved.note(kind, name)
+        except IntegrityError as error:
+            _log.warning("saved.unreadable", kind=kind, name=name, reason=str(error))
+            return None
 
     def save(self, name: str, digest: str, expires_at: float | None) -> SavedNote:
         """Keep the version that the trainer holds as a checkpoint.

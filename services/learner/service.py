@@ -214,6 +214,8 @@ class LearnerService(Learner):
         async def save() -> SavedNote:
             await self._restored.wait()
             async with self._turn:
+                if self._trainer.version != self._version:  # a step ended half way, or was not committed
+                    await self._restore()
                 note = client.note(kind, name)
                 if note is not None and note.version == version:
                     return client.again(kind, name, version, note.digest, expires_at)
@@ -232,7 +234,7 @@ class LearnerService(Learner):
                 finally:
                     self._trainer.progress.end()
 
-        task = await self._calls.join(f"save {kind} {name} {version}", save, wait_s)
+        task = await self._calls.join(f"save {kind} {name} {version} {expires_at}", save, wait_s)
         done = (task.result().digest, task.result().bytes) if task.done() else ()
         return SavedReply(self._trainer.progress.read(), *done)
 

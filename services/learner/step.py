@@ -225,6 +225,12 @@ class Trainer(Training):
                         f"{ranks.world}; load them with learner.ranks={made}"
                     )
         folder, optimizer = self._everywhere(folder), ranks.share(bytes([optimizer])) == b"\1"
+        with ranks.together():  # inside of its load DeepSpeed would wait for a rank that lacks the files
+            if checkpoint_ranks(folder) != ranks.world:
+                raise IntegrityError(
+                    f"rank {ranks.rank} does not have the weights {order.source.path} in {folder}; bring the "
+                    "run's folder to all hosts, or share it"
+                )
         self._drop()
         engine = self._make()
         with ranks.together():

@@ -18,14 +18,15 @@ from antiphon.services.learner.training import TrainedStep
 class RankGroup:
     """A trainer and its followers, for a `with` statement; checkpoints stay in `folder`."""
 
-    def __init__(self, folder: Path, config: RunConfig) -> None:
-        self._folder, self._config = folder, config
+    def __init__(self, folder: Path, config: RunConfig, elsewhere: Path | None = None) -> None:
+        """Prepare; `elsewhere` is the folder of checkpoints as the followers see it."""
+        self._folder, self._config, self._elsewhere = folder, config, elsewhere
         self._store = ArtifactStore(folder / "store")
 
     def __enter__(self) -> Self:
         checkpoints = CheckpointStore(self._folder / "checkpoints", 10)
         pin_numerics(self._config.learner.threads)
-        self._followers = Followers(self._config, checkpoints.root, self._store.root)
+        self._followers = Followers(self._config, self._elsewhere or checkpoints.root, self._store.root)
         self.saved = SavedFolder(self._folder)
         self.trainer = Trainer(self._config, checkpoints, saved=self.saved)
         return self

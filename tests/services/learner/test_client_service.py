@@ -317,3 +317,32 @@ def test_a_run_of_another_environment_does_nothing_for_clients(model: Path, tmp_
         await learner.close()
 
     run(body)
+
+
+def test_what_is_saved_after_a_commit_went_astray_is_the_committed_version(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body() -> None:
+        bench = Bench(tmp_path, client_config(model))
+        learner = await bench.learner()
+        base = learner._held_digest()
+
+        async def away(commit: Any) -> None:
+            raise ContractError("the coordinator is away")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(bench.coordinator, "commit_step", away)
+            with pytest.raises(ContractError, match="away"):
+                await bench.step(learner, [make_call(1, 4)])
+        note = saved_folder(bench.run_dir, "weights", "a") / "saved.json"
+        for expires_at in (None, 7.0, 9.0):
+            assert (await learner.await_saved("weights", "a", 0, 5.0, expires_at)).digest == base
+            held = read_note(note.parent)
+            assert held is not None and (held.version, held.expires_at) == (0, expires_at)
+            assert (note.parent / "v00000000").is_dir()
+        note.write_text('{"version": 0')  # half of it: saving again mends it
+        assert (await learner.await_saved("weights", "a", 0, 5.0)).digest == base
+        assert read_note(note.parent) is not None
+        await learner.close()
+
+    run(body)

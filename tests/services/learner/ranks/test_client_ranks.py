@@ -182,6 +182,26 @@ def test_two_ranks_save_and_load_with_and_without_the_optimizer(
         assert step(two, []).version == 5
 
 
+@pytest.mark.parametrize("stage", [2, 3])
+def test_saved_weights_that_rank_0_alone_sees_are_refused_by_all(
+    model: Path, tmp_path: Path, stage: int
+) -> None:
+    folder, call = tmp_path / "two", make_call(1, 4)
+    with group_of(folder, model, learner__zero_stage=stage) as two:
+        two.trainer.start(0)
+        kept = step(two, [call]).weights.digest()
+        two.trainer.save_to(two.saved.checkpoints("a"))
+        two.saved.write("weights", "a", 1, kept)
+    config = client_config(model, learner__ranks=2, learner__zero_stage=stage)
+    with RankGroup(folder, config, tmp_path / "elsewhere" / "checkpoints") as two:
+        two.trainer.start(0)
+        order = LoadOrder(SavedWeights("two", "weights", "a"), True, kept)
+        with pytest.raises(IntegrityError, match="rank 1 does not have the weights tinker://two/weights/a"):
+            two.train_on(0, encode_step([], order))
+        two.trainer.start(0)  # as the service does
+        assert step(two, [call]).weights.digest() == kept
+
+
 def test_a_rank_that_dies_between_calls_ends_none_but_its_group(model: Path, tmp_path: Path) -> None:
     call = make_call(1, 12)
     with group_of(tmp_path, model, learner__zero_stage=2) as two:
