@@ -359,8 +359,14 @@ class HomeClientRuns(ClientRuns):
         return [path.name for path in directory.list_runs(self._home) if (path / MODEL).exists()]
 
     def saved(self, run_id: str | None = None) -> Sequence[SavedVersion]:
-        runs = self.runs() if run_id is None else [run_id]
-        found = (one for run in runs for one in saved_of(self._home / "runs" / run))
+        if run_id is not None:
+            return saved_of(self._home / "runs" / run_id)
+        found: list[SavedVersion] = []
+        for run in self.runs():
+            try:
+                found += saved_of(self._home / "runs" / run)
+            except (ContractError, IntegrityError) as error:  # what other runs saved is there nevertheless
+                _log.warning("saved.unreadable", run=run, reason=str(error))
         return sorted(found, key=lambda one: one.at)
 
     def find(self, saved: SavedWeights) -> SavedVersion | None:

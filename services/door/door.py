@@ -310,11 +310,11 @@ class Door:
         """
         for sampler in list(self.samplers.values()):
             path, over = sampler.path, self._over(sampler.session)
-            lost = path is not None and path not in stay and self._runs.find(saved_at(path)) is None
             try:
+                lost = path is not None and path not in stay and self._runs.find(saved_at(path)) is None
                 if sampler.ended is None and (over or lost):
                     await self._end(sampler)
-            except UnavailableError as error:  # others may go nevertheless
+            except (IntegrityError, UnavailableError) as error:  # others may go nevertheless
                 _log.warning("sampler.stays", sampler=sampler.id, error=str(error))
                 continue
             past = sampler.ended is not None and wall_clock() - sampler.ended > self._config.door.future_ttl_s
@@ -386,7 +386,9 @@ class Door:
                 if not told and _session(future.of) in fresh:
                     self.futures.tell(future)
         for run_id in [one for one in self._open if self._users[one] <= silent]:
-            await self._close(run_id)
+            # While another one was closed a client may have come back.
+            if not any(self._busy[one] for one in self._users[run_id]):
+                await self._close(run_id)
 
     async def _run(self, run_id: str, order: ModelOrder | None = None) -> ClientRun:
         """Return a run whose services are up; with an order, one that is created where it is missing."""

@@ -16,13 +16,13 @@ from antiphon.api.client_run import ModelInfo, ModelOrder
 from antiphon.api.coordinator import StageReply
 from antiphon.api.learner import CallReply, SnapshotReply, StepReply, StepResult
 from antiphon.core.client_records import AdamParameters, CallResult, SavedWeights
-from antiphon.core.config import RunConfig
+from antiphon.core.config import RunConfig, dump_config
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ConfigError, ContractError, IntegrityError, UnavailableError
 from antiphon.core.records import BatchRef, StepCommit
 from antiphon.core.status import LearnerProgress
 from antiphon.lineage.client_steps import encode_result, encode_step
-from antiphon.lineage.saved_weights import MODEL, SavedNote, saved_folder, write_note, write_order
+from antiphon.lineage.saved_weights import MODEL, NOTE, SavedNote, saved_folder, write_note, write_order
 from antiphon.lineage.store.artifact_store import ArtifactStore
 from antiphon.runs import client_runs, directory
 from antiphon.runs.client_runs import HomeClientRuns, LiveClientRun, _Place
@@ -144,6 +144,21 @@ def test_what_a_closed_run_saved_is_dropped_unless_another_process_has_the_run(t
     assert not folder.exists() and runs.find(saved) is None
     asyncio.run(runs.drop(SavedWeights("never", "weights", "a")))
     assert not (tmp_path / "runs" / "never").exists()
+
+
+def test_a_damaged_note_hides_nothing_of_other_runs(tmp_path: Path) -> None:
+    runs = HomeClientRuns(client_config(Path("model")), tmp_path)
+    for run_id, note in (("one", "["), ("two", "")):
+        folder = saved_folder(tmp_path / "runs" / run_id, "weights", "a")
+        folder.mkdir(parents=True)
+        write_order(tmp_path / "runs" / run_id, ModelOrder(rank=0))
+        (tmp_path / "runs" / run_id / "config.yaml").write_bytes(dump_config(runs._config).encode())
+        write_note(folder, SavedNote(1, "0" * 64, 0))
+        if note:
+            (folder / NOTE).write_text(note)
+    assert [one.saved.run_id for one in runs.saved()] == ["two"]
+    with pytest.raises(IntegrityError, match="is not readable"):
+        runs.saved("one")
 
 
 def test_weights_that_can_only_be_sampled_from_are_refused_before_a_step_is_sealed(
