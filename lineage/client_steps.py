@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from io import BytesIO
+from io import SEEK_END, BytesIO
 from typing import Any
 
 import numpy as np
@@ -153,7 +153,11 @@ def is_client_step(payload: bytes) -> bool:
 
 def loads_weights(payload: bytes) -> bool:
     """Return whether the file of a batch is a client's step that loads saved weights."""
-    return is_client_step(payload) and isinstance(decode_step(payload).order, LoadOrder)
+    if not is_client_step(payload):
+        return False
+    with _reading(payload, _STEP) as (header, body):
+        body.seek(0, SEEK_END)  # its calls may be large, and are not asked for
+        return "load" in header
 
 
 def rows_of(payload: bytes, step: int) -> list[BatchRow]:
@@ -195,10 +199,10 @@ def rows_of(payload: bytes, step: int) -> list[BatchRow]:
 
 
 def _take(body: BytesIO, length: int) -> bytes:
-    left = len(body.getbuffer()) - body.tell()
-    if not 0 <= length <= left:
-        raise ValueError(f"{length} bytes are listed where {left} are left")
-    return body.read(length)
+    found = body.read(length)
+    if len(found) != length:
+        raise ValueError(f"{length} bytes are listed where {len(found)} are left")
+    return found
 
 
 def _array(body: BytesIO, dtype: np.dtype[Any], length: int) -> Any:

@@ -5,6 +5,7 @@ A call file lies in RUN_DIR/calls under its digest; its result is written beside
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -12,7 +13,7 @@ import structlog
 from antiphon.core.digests import check_digest, digest_bytes
 from antiphon.core.errors import ContractError, IntegrityError
 from antiphon.lineage.client_steps import decode_call, encode_result
-from antiphon.lineage.saved_weights import SavedNote
+from antiphon.lineage.saved_weights import NOTE, SavedNote, drop_saved, read_note, saved_folder
 from antiphon.services.learner.saved import SavedFolder
 from antiphon.services.learner.snapshot_model import SnapshotModel
 from antiphon.services.learner.step import Trainer
@@ -27,9 +28,10 @@ class ClientCalls:
 
     def __init__(self, run_dir: Path, trainer: Trainer, saved: SavedFolder, model: SnapshotModel) -> None:
         """Prepare; `model` scores tokens, `saved` has what the client keeps."""
-        self._folder, self._trainer, self._saved = run_dir / CALLS, trainer, saved
+        self._run_dir, self._folder = run_dir, run_dir / CALLS
+        self._trainer, self._saved = trainer, saved
         self.model = model
-        self.again, self.drop = saved.write, saved.drop
+        self.again, self.drop = saved.write, partial(drop_saved, run_dir)
 
     def answered(self, digest: str) -> bool:
         """Return whether the result of a call is there, whichever version it was done by."""
@@ -72,7 +74,7 @@ class ClientCalls:
     def note(self, kind: str, name: str) -> SavedNote | None:
         """Return what a name stands for, or None; also where its note is damaged: saving again mends it."""
         try:
-            return self._saved.note(kind, name)
+            return read_note(saved_folder(self._run_dir, kind, name))
         except IntegrityError as error:
             _log.warning("saved.unreadable", kind=kind, name=name, reason=str(error))
             return None
@@ -83,7 +85,8 @@ class ClientCalls:
         Raises:
             UnavailableError: when the disk is full; nothing is left then.
         """
-        self._saved.forget("weights", name)  # a note never stands beside another version's checkpoint
+        # A note never stands beside another version's checkpoint.
+        (saved_folder(self._run_dir, "weights", name) / NOTE).unlink(missing_ok=True)
         version = self._trainer.save_to(self._saved.checkpoints(name))
         return self._saved.write("weights", name, version, digest, expires_at)
 

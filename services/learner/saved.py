@@ -14,7 +14,6 @@ from antiphon.lineage.saved_weights import (
     SAVED,
     SavedNote,
     check_name,
-    drop_saved,
     read_note,
     saved_folder,
     write_note,
@@ -36,14 +35,6 @@ class SavedFolder:
         """Return where the checkpoint of a name is, or is written to."""
         return CheckpointStore(saved_folder(self._run_dir, "weights", name), 1, self._signer)
 
-    def note(self, kind: str, name: str) -> SavedNote | None:
-        """Return what a name stands for, or None.
-
-        Raises:
-            IntegrityError: when its note cannot be read.
-        """
-        return read_note(saved_folder(self._run_dir, kind, name))
-
     def write(
         self, kind: str, name: str, version: int, digest: str, expires_at: float | None = None
     ) -> SavedNote:
@@ -58,14 +49,6 @@ class SavedFolder:
         note = SavedNote(version, digest, size, wall_clock(), expires_at)
         write_note(folder, note)
         return note
-
-    def forget(self, kind: str, name: str) -> None:
-        """Remove the note of a name, before what it stands for is replaced."""
-        (saved_folder(self._run_dir, kind, name) / NOTE).unlink(missing_ok=True)
-
-    def drop(self, kind: str, name: str) -> None:
-        """Give up what was saved under a name; what is not there is ignored."""
-        drop_saved(self._run_dir, kind, name)
 
     def pinned(self) -> frozenset[int]:
         """Return the versions whose snapshots have to stay: those saved for sampling, and the first."""

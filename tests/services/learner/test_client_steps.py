@@ -21,6 +21,7 @@ from antiphon.core.client_records import (
 from antiphon.core.digests import digest_bytes
 from antiphon.core.errors import ContractError, IntegrityError
 from antiphon.lineage.client_steps import encode_call, encode_step
+from antiphon.lineage.saved_weights import drop_saved, read_note
 from antiphon.services.learner.checkpoints import CheckpointStore
 from antiphon.services.learner.deepspeed_engine import pin_numerics
 from antiphon.services.learner.saved import SavedFolder
@@ -254,7 +255,8 @@ def test_saved_weights_are_loaded_with_and_without_their_optimizer(
     folder = trainers.saved("first")
     first.save_to(folder.checkpoints("a"))
     folder.write("weights", "a", 1, kept)
-    assert (note := folder.note("weights", "a")) is not None and note.bytes > 1000
+    place = folder.checkpoints("a").root
+    assert (note := read_note(place)) is not None and note.bytes > 1000
     goes_on = digest(step(first, [call]))
     source = SavedWeights("first", "weights", "a")
 
@@ -268,8 +270,8 @@ def test_saved_weights_are_loaded_with_and_without_their_optimizer(
     assert digest(step(second, [call])) != goes_on
     with pytest.raises(IntegrityError, match="tinker://first/weights/b is not there"):
         second.train(4, encode_step([], LoadOrder(SavedWeights("first", "weights", "b"), True, kept)))
-    folder.drop("weights", "a")
-    assert folder.note("weights", "a") is None
+    drop_saved(place.parents[2], "weights", "a")
+    assert read_note(place) is None
 
 
 @pytest.mark.parametrize("loss", ["ppo", "gspo", "cispo"])
@@ -328,7 +330,7 @@ def test_a_load_is_repeated_after_what_was_saved_is_gone(trainers: Trainers, opt
     trainer.train(1, load)
     trainer.save()
     wanted = digest(step(trainer, [calls[1]]))
-    trainers.saved("run").drop("weights", "a")
+    drop_saved(trainers.saved("run").checkpoints("a").root.parents[2], "weights", "a")
     trainer.begin(None)
     step(trainer, [calls[0]])
     assert digest(trainer.train(1, load)) == first
